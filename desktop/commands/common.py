@@ -1,0 +1,131 @@
+"""From a command's arguments to a loaded model, and the model freed again however the command ends.
+
+Knows how a load is asked for, not how it is done. The imports inside the functions keep `inglenook --help` quick: they
+bring numpy, the tokenizer and the GPU's library. Runs on the main thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from desktop.commands import terminal
+from engine.errors import InvalidParameter
+
+if TYPE_CHECKING:
+    from engine.loading import LoadedModel, Loader, LoadOptions
+    from engine.threaded import ThreadedEngine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """A running engine with a model in it."""
+
+    engine: ThreadedEngine
+    model: LoadedModel
+
+
+def loader() -> Loader:
+    """What loads models; tests put a fake here."""
+    from engine.loader import load_model
+
+    return load_model
+
+
+@contextmanager
+def session(args: argparse.Namespace) -> Iterator[Session]:
+    """An engine with the model of `args`, shut down on leaving. Raises ModelNotFound or ModelNotLoaded."""
+    options = load_options(args)
+    from engine.generate import load_blocking
+    from engine.threaded import ThreadedEngine
+
+    line = terminal.LoadLine()
+    engine = ThreadedEngine(loader())
+    try:
+        try:
+            model = load_blocking(engine, options, line)
+        finally:
+            line.finish()
+        _loaded(options, model)
+        yield Session(engine=engine, model=model)
+    finally:
+        engine.shutdown()
+
+
+@contextmanager
+def loaded_model(args: argparse.Namespace, *, context: int | None = None) -> Iterator[LoadedModel]:
+    """The model of `args` without an engine around it: the caller drives its table, on this thread.
+
+    `context` takes the place of --context where a command needs room of its own choice.
+    """
+    options = load_options(args, context=context)
+    line = terminal.LoadLine()
+    try:
+        model = loader()(options, line, lambda: False)
+    finally:
+        line.finish()
+    try:
+        _loaded(options, model)
+        yield model
+    finally:
+        model.table.close()
+
+
+def load_options(args: argparse.Namespace, *, context: int | None = None) -> LoadOptions:
+    """The load that the arguments ask for; raises ModelNotFound where MODEL names nothing."""
+    from engine.loading import LoadOptions
+    from models.library import resolve
+
+    return LoadOptions(
+        model=resolve(args.model),
+        adapter=args.adapter,
+        context=args.context if context is None else context,
+        kv_type=args.kv_type,
+        kernels=args.kernels,
+    )
+
+
+def trained_context(args: argparse.Namespace) -> int:
+    """The longest context that the model of `args` was made for, from its file's description alone."""
+    from models.architectures import describe
+    from models.gguf import open_gguf
+    from models.library import resolve
+
+    with open_gguf(resolve(args.model)) as gguf:
+        return describe(gguf).config.context_length
+
+
+def check_token_ids(ids: Sequence[int], vocab_size: int) -> None:
+    """Raise InvalidParameter where the model has no such token."""
+    for token in ids:
+        if not 0 <= token < vocab_size:
+            raise InvalidParameter(f"Token {token} is not in the vocabulary; ids go from 0 to {vocab_size - 1}.")
+
+
+def template_stops(model: LoadedModel) -> tuple[str, ...]:
+    """Texts that end an answer of this model's template; says on stderr where the model brought no template."""
+    if model.chat_template.notice is not None:
+        terminal.notice(model.chat_template.notice)
+    return model.chat_template.stop_texts
+
+
+def plain_text(text: str) -> str:
+    """Text as UTF-8 can carry it: arguments that are not valid text arrive with lone surrogates in them."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def new_request_id() -> str:
+    """An id that no other request of this process has."""
+    return f"cli-{time.monotonic_ns()}"
+
+
+def _loaded(options: LoadOptions, model: LoadedModel) -> None:
+    from models.library import remember_last
+
+    remember_last(options.model)
+    if model.software_adapter:
+        terminal.notice(f"No usable GPU was found. {model.adapter} computes on the processor, which is slow.")

@@ -1,0 +1,135 @@
+"""What reaches the terminal: results on stdout, everything else on stderr, both in UTF-8 and never fatal to encode.
+
+Knows nothing of models or commands. LoadLine may be called from any one thread at a time; the rest runs on the main
+thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from typing import Protocol, TextIO
+
+MIB = 1024 * 1024
+_QUARTERS = 4
+
+
+class Progress(Protocol):
+    """The part of a load's progress that is shown."""
+
+    @property
+    def stage(self) -> str: ...
+    @property
+    def done_bytes(self) -> int: ...
+    @property
+    def total_bytes(self) -> int: ...
+
+
+def prepare_streams() -> None:
+    """Make the standard streams UTF-8 whatever the console's code page is; what it cannot show is replaced."""
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="replace")
+
+
+def quiet_logs() -> None:
+    """Keep Python from printing log records, tracebacks among them, where a command sets up no log of its own."""
+    root = logging.getLogger()
+    if not root.handlers:
+        root.addHandler(logging.NullHandler())
+
+
+def notice(sentence: str) -> None:
+    """One line on stderr. A stderr that is gone is no reason to fail."""
+    with contextlib.suppress(OSError, ValueError):
+        print(f"inglenook: {' '.join(sentence.split())}", file=sys.stderr, flush=True)
+
+
+def write(text: str) -> None:
+    """Text on stdout, at once. Raises BrokenPipeError where nobody reads any more."""
+    if sys.stdout is not None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+def write_json(value: object) -> None:
+    """One JSON value on one line of stdout, in ASCII so that no reader's encoding matters."""
+    write(json.dumps(value) + "\n")
+
+
+def write_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Columns on stdout as wide as their contents."""
+    write(table(header, rows))
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Left-aligned columns, two spaces apart, each line ended."""
+    lines = [header, *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    return "".join("  ".join(map(str.ljust, line, widths)).rstrip() + "\n" for line in lines)
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether a person is at the other end; a stream may be absent in a windowed program."""
+    return stream is not None and not stream.closed and stream.isatty()
+
+
+def flush() -> None:
+    """Send what is buffered while a broken pipe can still be handled."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None and not stream.closed:
+            stream.flush()
+
+
+def discard_output() -> None:
+    """Point stdout at nothing, so that the interpreter's own flush at exit does not fail loudly."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sink = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(sink, sys.stdout.fileno())
+        os.close(sink)
+
+
+def end_interrupted_line() -> None:
+    """Ctrl+C leaves `^C` in the middle of a line; the shell's prompt belongs on its own."""
+    with contextlib.suppress(OSError, ValueError):
+        if is_terminal(sys.stderr):
+            print(file=sys.stderr)
+
+
+class LoadLine:
+    """Progress of a load on stderr: one line that rewrites itself for a person, a line per quarter for a log."""
+
+    def __init__(self) -> None:
+        self._live = is_terminal(sys.stderr)
+        self._shown = ""
+        self._quarter = 0
+
+    def __call__(self, progress: Progress) -> None:
+        share = progress.done_bytes / progress.total_bytes if progress.total_bytes > 0 else 0.0
+        with contextlib.suppress(OSError, ValueError):
+            if self._live:
+                self._rewrite(f"{progress.stage} … {share:.0%}" if share else f"{progress.stage} …")
+            elif (quarter := int(share * _QUARTERS)) > self._quarter:
+                self._quarter = quarter
+                size = f"{progress.total_bytes / MIB:.0f} MiB"
+                print(f"{progress.stage}: {quarter * 100 // _QUARTERS} % of {size}", file=sys.stderr, flush=True)
+
+    def finish(self) -> None:
+        """Leave the terminal as it was before the load."""
+        with contextlib.suppress(OSError, ValueError):
+            if self._live and self._shown:
+                self._rewrite("")
+                self._live = False
+
+    def _rewrite(self, text: str) -> None:
+        if text == self._shown:
+            return
+        # Spaces, not an escape sequence: older Windows consoles show those as text.
+        sys.stderr.write("\r" + text.ljust(len(self._shown)) + ("" if text else "\r"))
+        sys.stderr.flush()
+        self._shown = text

@@ -1,0 +1,127 @@
+"""The vtable between actions and a loaded model: what a model can do, named, without saying how.
+
+Two tables implement it: engine/gpu_table.py and the arithmetic one in engine/fake_table.py. An action never sees a
+shader, a table never sees a request. Only the engine's background thread calls a table.
+
+A step is recorded between begin_forward() and end_forward(), which submits it and returns at once. Its tokens arrive
+from retire(), oldest step first. A sampled token is fed to the sequence's next step on the device, so a row whose
+token the host does not know yet says FROM_DEVICE.
+
+    begin_forward  embed(rows)  prefill() | decode()  [logits(rows)  sample(samples)]  end_forward -> step number
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.request import SamplingParams
+
+FROM_DEVICE = -1
+PAGE_SIZE = 16
+"""Token positions per page (the device layout is built on it)."""
+
+MAX_IN_FLIGHT = 4
+"""Steps that may be submitted and not yet retired."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One token's place in a step: its id (or FROM_DEVICE), its position, and its sequence's slot on the device."""
+
+    token: int
+    position: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Draw a token from the logits of one row.
+
+    `row` indexes the rows of this step's embed(). `position` is that of the token drawn; it keys the random numbers.
+    The token becomes the slot's FROM_DEVICE token.
+    """
+
+    row: int
+    slot: int
+    position: int
+    params: SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableLimits:
+    """What one loaded model can hold, complete: nothing here is optional."""
+
+    vocab_size: int
+    context_length: int
+    max_rows: int
+    max_samples: int
+    max_slots: int
+    num_pages: int
+    max_in_flight: int = MAX_IN_FLIGHT
+
+
+@dataclass(frozen=True, slots=True)
+class RetiredStep:
+    """A step that the device has finished: its number and one token per Sample, in their order."""
+
+    step: int
+    tokens: tuple[int, ...]
+
+
+class FunctionTable(Protocol):
+    """See the module's docstring for the order of calls. Steps are numbered from 1.
+
+    All arguments are validated by the caller (rows within max_rows, slots within max_slots, pages within num_pages):
+    an invalid dispatch would abort the process, so a table checks again and raises ValueError.
+    """
+
+    @property
+    def limits(self) -> TableLimits: ...
+
+    @property
+    def last_submitted(self) -> int:
+        """Number of the newest submitted step, 0 before the first."""
+        ...
+
+    @property
+    def in_flight(self) -> int:
+        """Steps submitted and not yet retired."""
+        ...
+
+    def set_pages(self, slot: int, first: int, pages: Sequence[int]) -> None:
+        """Write entries of a sequence's page table, from index `first` on, ahead of the next step."""
+        ...
+
+    def begin_forward(self) -> None: ...
+
+    def embed(self, rows: Sequence[Row]) -> None: ...
+
+    def prefill(self) -> None:
+        """Run the layers over rows of which several may belong to one sequence, ascending by position."""
+        ...
+
+    def decode(self) -> None:
+        """Run the layers over rows that belong to different sequences, one each."""
+        ...
+
+    def logits(self, rows: Sequence[int]) -> None:
+        """Compute logits of the named rows of this step."""
+        ...
+
+    def sample(self, samples: Sequence[Sample]) -> None:
+        """Draw one token per sample; their rows are those of logits(), in the same order."""
+        ...
+
+    def end_forward(self) -> int:
+        """Submit the step and return its number. Raises DeviceFailed where the device is gone."""
+        ...
+
+    def retire(self, *, wait: bool) -> RetiredStep | None:
+        """The oldest step in flight if it is done (or, with wait, when it is); None if none is."""
+        ...
+
+    def close(self) -> None:
+        """Wait for what is in flight and free the device's memory. Idempotent."""
+        ...

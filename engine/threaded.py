@@ -1,0 +1,339 @@
+"""ThreadedEngine: the engine's public face. Callers queue instructions; answers come back through callbacks.
+
+Owns the background thread, which loads models and runs Engine.step(), and through StreamBack the thread that calls
+back. The instruction queue and the output queue are the only crossings, each one condition variable, and no lock is
+held while a model loads or runs. Knows no file format, no device, no text and no Qt.
+
+Every request that is added gets exactly one last delta, and every load exactly one last event. The threads live until
+shutdown(): an error ends the requests or the load that it belongs to.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+from engine.engine import Engine
+from engine.errors import DeviceFailed, EngineError
+from engine.instructions import AbortRequest, AddRequest, Instruction, Load, LoadEvent, LoadFailed, Reset, Unload
+from engine.loading import LoadCancelled, LoadedModel, Loader, LoadOptions
+from engine.request import Delta, FinishReason, Request
+from engine.state import Emission
+from engine.stream_back import Stream, StreamBack
+from models.errors import ModelError
+
+__all__ = ["LoadEvent", "LoadFailed", "ThreadedEngine"]
+
+logger = logging.getLogger(__name__)
+
+SWITCH_INTERVAL_S = 0.0005
+"""The recording of a step shares the interpreter lock with the window and the callbacks. At Python's default of 5 ms a
+busy thread elsewhere would hold up every step by that much."""
+
+_NO_MODEL = "No model is loaded. Open a model first."
+_SHUT_DOWN = "The engine was shut down. Start the app again."
+_SUPERSEDED = LoadFailed("This load was given up because another instruction came after it.", cancelled=True)
+
+
+class ThreadedEngine:
+    """All public methods may be called from any thread; all but shutdown() return at once.
+
+    Callbacks run on the stream-back thread, except that an engine which was shut down answers on the caller's.
+    """
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+        self._wake = threading.Condition()
+        # Guarded by _wake:
+        self._instructions: deque[Instruction] = deque()
+        self._last_load = 0
+        self._closing = False
+        # Touched by the background thread alone (model and options are read elsewhere, whole):
+        self._engine: Engine | None = None
+        self._model: LoadedModel | None = None
+        self._options: LoadOptions | None = None
+        self._loading = False
+        self._parked: list[AddRequest] = []
+        self._streams: dict[str, Stream] = {}
+        self._stream_back = StreamBack()
+        self._background = threading.Thread(target=self._run, name="inglenook-engine", daemon=True)
+        self._background.start()
+
+    # -- the caller's side
+
+    @property
+    def model(self) -> LoadedModel | None:
+        """The model that answers now; None before the first load, while one loads, and after a failure."""
+        return self._model
+
+    def load(self, options: LoadOptions, on_event: Callable[[LoadEvent], None]) -> None:
+        """Load a model; progress, then LoadedModel or LoadFailed. A later load, unload or shutdown cancels it.
+
+        What is loaded already with the same options stays. Otherwise the old model is let go first: its open requests
+        end with "abort". Requests added from now on wait for the load.
+        """
+        self._put_load(options, on_event)
+
+    def reload(self, on_event: Callable[[LoadEvent], None]) -> None:
+        """Load the last model afresh, with the same options."""
+        self._put_load(None, on_event)
+
+    def unload(self) -> None:
+        """Let the model go, ending its requests with "abort"."""
+        with self._wake:
+            self._last_load += 1
+        self._put(Unload())
+
+    def reset(self) -> None:
+        """End all requests with "abort" and forget what was computed for them; the model stays."""
+        self._put(Reset())
+
+    def add_request(self, request: Request, on_delta: Callable[[Delta], None]) -> None:
+        """Queue a request. Whatever is wrong with it arrives as a delta with finish_reason "error"."""
+        stream = Stream(on_delta, partial(self._abort_broken, request.request_id))
+        if not self._put(AddRequest(request, stream, time.perf_counter())):
+            stream.deliver(Emission(request.request_id, finish_reason="error", error=_SHUT_DOWN))
+
+    def abort_request(self, request_id: str) -> None:
+        """End a request with "abort". One that is not open is left alone."""
+        self._put(AbortRequest(request_id))
+
+    def shutdown(self, timeout_s: float = 5.0) -> None:
+        """End all requests with "abort", free the device and join both threads. Idempotent.
+
+        Past the timeout it returns all the same; the threads are daemons and end when they can.
+        """
+        deadline = time.monotonic() + timeout_s
+        with self._wake:
+            self._closing = True
+            self._last_load += 1
+            self._wake.notify()
+        if self._background is not threading.current_thread():
+            self._background.join(timeout_s)
+        if self._background.is_alive() or not self._stream_back.join(max(0.0, deadline - time.monotonic())):
+            logger.warning("The engine's threads did not end within %.1f s", timeout_s)
+
+    def _put(self, instruction: Instruction) -> bool:
+        """Queue an instruction; False if the engine was shut down."""
+        with self._wake:
+            if not self._closing:
+                self._instructions.append(instruction)
+                self._wake.notify()
+            return not self._closing
+
+    def _put_load(self, options: LoadOptions | None, on_event: Callable[[LoadEvent], None]) -> None:
+        with self._wake:
+            self._last_load += 1
+            number = self._last_load
+        if not self._put(Load(options, on_event, number)):
+            on_event(LoadFailed(_SHUT_DOWN, cancelled=True))
+
+    def _abort_broken(self, request_id: str, stream: Stream) -> None:
+        self._put(AbortRequest(request_id, stream))
+
+    # -- the background thread
+
+    def _run(self) -> None:
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        try:
+            while self._wait_for_work():
+                while (instruction := self._next_instruction()) is not None:
+                    self._obey(instruction)
+                if self._engine is not None and self._engine.has_work:
+                    self._step(self._engine)
+        finally:
+            self._close()
+
+    def _wait_for_work(self) -> bool:
+        """Sleep until there is something to do; False once the engine is shut down."""
+        with self._wake:
+            while not (self._closing or self._instructions or (self._engine is not None and self._engine.has_work)):
+                self._wake.wait()
+            return not self._closing
+
+    def _next_instruction(self, *, only_requests: bool = False) -> Instruction | None:
+        with self._wake:
+            if not self._instructions:
+                return None
+            if only_requests and not isinstance(self._instructions[0], AddRequest | AbortRequest):
+                return None
+            return self._instructions.popleft()
+
+    def _obey(self, instruction: Instruction) -> None:
+        match instruction:
+            case AddRequest():
+                self._add(instruction)
+            case AbortRequest():
+                self._abort(instruction)
+            case Load():
+                self._load(instruction)
+            case Unload():
+                self._unload("abort")
+            case Reset():
+                self._end_all("abort")
+
+    def _add(self, add: AddRequest) -> None:
+        request_id = add.request.request_id
+        if request_id in self._streams:
+            message = f"A request with the id {request_id} is open already. Use another id."
+            self._stream_back.push([partial(add.stream.deliver, _failed(request_id, message))])
+            return
+        self._streams[request_id] = add.stream
+        if self._loading:
+            self._parked.append(add)
+        elif self._engine is None:
+            self._emit([_failed(request_id, _NO_MODEL)])
+        else:
+            try:
+                self._engine.add_request(add.request, add.arrived)
+            except EngineError as error:
+                self._emit([_failed(request_id, str(error))])
+
+    def _abort(self, abort: AbortRequest) -> None:
+        request_id = abort.request_id
+        if abort.stream is not None and self._streams.get(request_id) is not abort.stream:
+            return
+        if self._engine is not None:
+            self._engine.abort_request(request_id)
+            self._emit(self._engine.take_outbox())
+        elif request_id in self._streams:
+            self._parked = [add for add in self._parked if add.request.request_id != request_id]
+            self._emit([Emission(request_id, finish_reason="abort")])
+
+    def _load(self, load: Load) -> None:
+        options = load.options or self._options
+        if self._is_superseded(load):
+            self._tell(load, _SUPERSEDED)
+        elif options is None:
+            self._tell(load, LoadFailed(_NO_MODEL))
+        elif self._model is not None and load.options == self._options:
+            self._tell(load, self._model)
+        else:
+            self._unload("abort")
+            self._options = options
+            self._loading = True
+            result = self._run_loader(load, options)
+            self._loading = False
+            self._take_over(result)
+            self._tell(load, result)
+
+    def _run_loader(self, load: Load, options: LoadOptions) -> LoadedModel | LoadFailed:
+        def cancelled() -> bool:
+            # A long load still answers aborts at once, and takes in requests that will wait for it.
+            while (instruction := self._next_instruction(only_requests=True)) is not None:
+                self._obey(instruction)
+            return self._is_superseded(load)
+
+        try:
+            loaded = self._loader(options, partial(self._tell, load), cancelled)
+        except LoadCancelled:
+            return _SUPERSEDED
+        except (ModelError, EngineError) as error:
+            return LoadFailed(str(error))
+        except BaseException as error:
+            # BaseException: a panic inside a Rust library is no Exception, and this thread must outlive it.
+            logger.exception("Loading %s failed", options.model)
+            return LoadFailed(f"Loading {options.model.name} failed ({type(error).__name__}: {error}).")
+        if self._is_superseded(load):
+            _close_table(loaded)
+            return _SUPERSEDED
+        return loaded
+
+    def _take_over(self, result: LoadedModel | LoadFailed) -> None:
+        """Start answering with a model that was loaded, or tell those who waited for it that it was not."""
+        parked, self._parked = self._parked, []
+        for add in parked:
+            del self._streams[add.request.request_id]
+        if isinstance(result, LoadedModel):
+            self._engine = Engine(result.table, result.tokenizer)
+            self._model = result
+            for add in parked:
+                self._add(add)
+        else:
+            reason: FinishReason = "abort" if result.cancelled else "error"
+            error = None if result.cancelled else result.message
+            for add in parked:
+                emission = Emission(add.request.request_id, finish_reason=reason, error=error)
+                self._stream_back.push([partial(add.stream.deliver, emission)])
+
+    def _unload(self, reason: FinishReason, error: str | None = None) -> None:
+        self._end_all(reason, error)
+        model, self._model, self._engine = self._model, None, None
+        if model is not None:
+            _close_table(model)
+
+    def _step(self, engine: Engine) -> None:
+        try:
+            engine.step()
+            self._emit(engine.take_outbox())
+        except DeviceFailed as error:
+            logger.exception("The device failed; the model is unloaded")
+            self._unload("error", str(error))
+        except Exception as error:
+            # A fault of the engine itself, which no request can be blamed for; the thread must outlive it.
+            logger.exception("A step failed")
+            self._end_all("error", f"The engine failed ({type(error).__name__}: {error}). Send the message again.")
+
+    def _end_all(self, reason: FinishReason, error: str | None = None) -> None:
+        """End every open request, also where the engine's own books can no longer be trusted."""
+        if self._engine is not None:
+            try:
+                self._engine.end_all(reason, error)
+            except Exception:
+                logger.exception("The ledger is damaged; the model is unloaded")
+                damaged, self._model, self._engine = self._model, None, None
+                if damaged is not None:
+                    _close_table(damaged)
+            else:
+                self._emit(self._engine.take_outbox())
+        self._parked.clear()
+        self._emit([Emission(request_id, finish_reason=reason, error=error) for request_id in self._streams])
+
+    def _emit(self, emissions: list[Emission]) -> None:
+        """Hand emissions to the stream-back thread, all in one go; a finished request's stream is let go."""
+        if not emissions:
+            return
+        deliveries: list[Callable[[], None]] = []
+        for emission in emissions:
+            stream = self._streams.get(emission.request_id)
+            if stream is not None:
+                deliveries.append(partial(stream.deliver, emission))
+                if emission.finish_reason is not None:
+                    del self._streams[emission.request_id]
+        self._stream_back.push(deliveries)
+
+    def _tell(self, load: Load, event: LoadEvent) -> None:
+        self._stream_back.push([partial(load.on_event, event)])
+
+    def _is_superseded(self, load: Load) -> bool:
+        with self._wake:
+            return load.number != self._last_load
+
+    def _close(self) -> None:
+        """Answer everything that is still open, then end the other thread too."""
+        while (instruction := self._next_instruction()) is not None:
+            match instruction:
+                case AddRequest(request, stream):
+                    aborted = Emission(request.request_id, finish_reason="abort")
+                    self._stream_back.push([partial(stream.deliver, aborted)])
+                case Load():
+                    self._tell(instruction, _SUPERSEDED)
+        self._unload("abort")
+        self._stream_back.close()
+
+
+def _failed(request_id: str, message: str) -> Emission:
+    return Emission(request_id, finish_reason="error", error=message)
+
+
+def _close_table(model: LoadedModel) -> None:
+    try:
+        model.table.close()
+    except Exception:
+        # The device may be gone already; there is nothing left to free then.
+        logger.exception("Closing %s failed", model.name)

@@ -1,0 +1,144 @@
+"""One opened GPU: its device, queue, limits and traits, and the buffers allocated on it.
+
+Owns allocation and its accounting. Knows nothing of kernels' contents or models. The engine's background thread
+uses it; nothing here may run on two threads at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from shaders.adapters import AdapterInfo, pick_adapter
+from shaders.errors import BindingError, DeviceLost, NoUsableAdapter, OutOfDeviceMemory
+
+if TYPE_CHECKING:
+    import wgpu
+
+_WANTED_FEATURES = ("subgroup", "timestamp-query", "shader-int64")
+_WANTED_LIMITS = (
+    "max-storage-buffer-binding-size",
+    "max-buffer-size",
+    "max-storage-buffers-per-shader-stage",
+    "max-compute-workgroup-storage-size",
+    "max-compute-invocations-per-workgroup",
+    "max-compute-workgroup-size-x",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Bytes on the device. `size` is what was asked for, rounded up to 16."""
+
+    name: str
+    size: int
+    handle: wgpu.GPUBuffer
+
+    @property
+    def pointer(self) -> int:
+        """The native handle, for the recorder."""
+        return _address(self.handle._internal)
+
+
+class Gpu:
+    """An opened device. Construct with open_gpu(); close() destroys it and everything on it."""
+
+    def __init__(self, adapter: AdapterInfo, device: wgpu.GPUDevice) -> None:
+        self.adapter = adapter
+        self.device = device
+        self.limits: dict[str, int] = dict(device.limits)
+        self.features = frozenset(device.features)
+        self.allocated_bytes = 0
+        self.peak_bytes = 0
+        self._closed = False
+
+    @property
+    def max_binding_bytes(self) -> int:
+        """The largest range that one binding may cover."""
+        return min(self.limits["max-storage-buffer-binding-size"], self.limits["max-buffer-size"])
+
+    def storage(self, name: str, size: int) -> Buffer:
+        """A zeroed buffer for kernels, copies and writes. Raises OutOfDeviceMemory, or BindingError beyond limits."""
+        return self._create(name, size, "STORAGE|COPY_SRC|COPY_DST")
+
+    def uniform(self, name: str, data: npt.NDArray[np.generic]) -> Buffer:
+        """A constant block of a few words."""
+        buffer = self._create(name, data.nbytes, "UNIFORM|COPY_DST")
+        self.write(buffer, 0, data)
+        return buffer
+
+    def readback(self, name: str, size: int) -> Buffer:
+        """A buffer that the host can map for reading."""
+        return self._create(name, size, "MAP_READ|COPY_DST")
+
+    def upload(self, name: str, data: npt.NDArray[np.generic]) -> Buffer:
+        """A storage buffer that starts with `data`."""
+        buffer = self.storage(name, data.nbytes)
+        self.write(buffer, 0, data)
+        return buffer
+
+    def write(self, buffer: Buffer, offset: int, data: npt.NDArray[np.generic]) -> None:
+        """Queue bytes to be written before the next submit. Offset and length are multiples of 4."""
+        if offset % 4 or data.nbytes % 4 or offset + data.nbytes > buffer.size:
+            raise BindingError(f"{buffer.name}: cannot write {data.nbytes} bytes at {offset} of {buffer.size}")
+        if data.nbytes:
+            self.device.queue.write_buffer(buffer.handle, offset, np.ascontiguousarray(data))
+
+    def read(self, buffer: Buffer, offset: int = 0, size: int | None = None) -> npt.NDArray[np.uint8]:
+        """Wait for all submitted work and copy bytes to the host. For tests and loading, not for the decode loop."""
+        size = buffer.size - offset if size is None else size
+        return np.frombuffer(self.device.queue.read_buffer(buffer.handle, offset, size), np.uint8)
+
+    def release(self, buffers: Iterable[Buffer]) -> None:
+        """Give buffers back. Nothing submitted later may use them."""
+        for buffer in buffers:
+            self.allocated_bytes -= buffer.size
+            buffer.handle.destroy()
+
+    def wait(self) -> None:
+        """Block until everything submitted is done."""
+        if self._closed:
+            raise DeviceLost("The graphics device was closed.")
+        self.device._poll_wait()
+
+    def close(self) -> None:
+        """Wait for what is submitted, then destroy the device. Idempotent."""
+        if not self._closed:
+            self.wait()
+            self._closed = True
+            self.device.destroy()
+            self.allocated_bytes = 0
+
+    def _create(self, name: str, size: int, usage: str) -> Buffer:
+        size = max(16, -(-size // 16) * 16)
+        if size > self.limits["max-buffer-size"]:
+            raise BindingError(f"{name}: {size} bytes are more than the {self.limits['max-buffer-size']} of one buffer")
+        try:
+            handle = self.device.create_buffer(label=name, size=size, usage=usage)
+        except Exception as error:  # wgpu has no common root for its allocation errors
+            raise OutOfDeviceMemory(f"The graphics device refused {size / 1e6:.0f} MB for {name}: {error}") from error
+        self.allocated_bytes += size
+        self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
+        return Buffer(name, size, handle)
+
+
+def open_gpu(name: str | None = None) -> Gpu:
+    """Open the best adapter, or the one whose name contains `name`. Raises NoUsableAdapter."""
+    adapter = pick_adapter(name)
+    features = [f for f in _WANTED_FEATURES if f in adapter.handle.features]
+    limits = {key: adapter.handle.limits[key] for key in _WANTED_LIMITS if key in adapter.handle.limits}
+    try:
+        device = adapter.handle.request_device_sync(required_features=features, required_limits=limits)
+    except Exception as error:  # drivers fail here in ways that wgpu reports as plain RuntimeError
+        raise NoUsableAdapter(f"{adapter.name} cannot be opened: {error}. Update the graphics driver.") from error
+    return Gpu(adapter, device)
+
+
+def _address(handle: object) -> int:
+    from wgpu.backends.wgpu_native import ffi
+
+    return int(ffi.cast("uintptr_t", handle))

@@ -1,0 +1,18 @@
+// add: y[t,:] += x[t,:]
+// grid      (ceil(width / 256), tokens, 1), four elements per thread
+// binding   shape  uniform     x_stride and y_stride count vec4f here
+// binding   x      read        [tokens, width] f32
+// binding   y      read_write  [tokens, width] f32
+
+@group(0) @binding(0) var<uniform> shape: Shape;
+@group(0) @binding(1) var<storage, read> x: array<vec4f>;
+@group(0) @binding(2) var<storage, read_write> y: array<vec4f>;
+
+//!include "common/cluster.wgsl"
+
+@compute @workgroup_size(64, 1, 1)
+fn main(@builtin(global_invocation_id) id: vec3u) {
+    if (id.x < shape.x_stride) {
+        y[id.y * shape.y_stride + id.x] += x[id.y * shape.x_stride + id.x];
+    }
+}

@@ -1,0 +1,62 @@
+// Q8_0: 16 words per row and 64 elements, byte j of word w is element 4w+j in two's complement; one scale word,
+// f16 d of elements 0..31 | f16 d of 32..63 << 16. Weight = d * byte.
+
+alias WeightWord = vec4u;
+alias ScaleWord = u32;
+
+struct Block {
+    at: vec4u,  // index of the row's first vec4u, for the four row groups
+    s: vec4u,
+}
+
+fn load_block(tile: u32, b: u32) -> Block {
+    let step = shape.k_blocks * 8u;
+    let i0 = (tile * 4u * shape.k_blocks + b) * 8u + lane;
+    let i = vec4u(i0, i0 + step, i0 + 2u * step, i0 + 3u * step);
+    return Block(i * vec4u(4u), vec4u(scales[i.x], scales[i.y], scales[i.z], scales[i.w]));
+}
+
+fn byte_rows(q: vec4u, shift: u32) -> vec4f {
+    return vec4f(bitcast<vec4i>(q << vec4u(24u - shift)) >> vec4u(24u));
+}
+
+fn bytes8(low: vec4u, high: vec4u) -> Eight {
+    return Eight(
+        byte_rows(low, 0u), byte_rows(low, 8u), byte_rows(low, 16u), byte_rows(low, 24u),
+        byte_rows(high, 0u), byte_rows(high, 8u), byte_rows(high, 16u), byte_rows(high, 24u),
+    );
+}
+
+// One vec4u of a row holds two octets; the compiler shares the load between them.
+fn unpack(k: Block, w: u32) -> Eight {
+    let v = w / 2u;
+    let r0 = weights[k.at.x + v];
+    let r1 = weights[k.at.y + v];
+    let r2 = weights[k.at.z + v];
+    let r3 = weights[k.at.w + v];
+    if (w % 2u == 0u) {
+        return bytes8(vec4u(r0.x, r1.x, r2.x, r3.x), vec4u(r0.y, r1.y, r2.y, r3.y));
+    }
+    return bytes8(vec4u(r0.z, r1.z, r2.z, r3.z), vec4u(r0.w, r1.w, r2.w, r3.w));
+}
+
+fn fold(sum: vec4f, part: vec4f, k: Block, half: u32, x_sum: f32) -> vec4f {
+    let d0 = unpack2x16float(k.s.x);
+    let d1 = unpack2x16float(k.s.y);
+    let d2 = unpack2x16float(k.s.z);
+    let d3 = unpack2x16float(k.s.w);
+    return fma(vec4f(d0[half], d1[half], d2[half], d3[half]), part, sum);
+}
+
+fn octet(row: u32, b: u32, w: u32) -> Octet {
+    let at = (row / 8u * shape.k_blocks + b) * 8u + row % 8u;
+    let d = vec4f(unpack2x16float(scales[at])[w / 4u]);
+    let four = weights[4u * at + w / 2u];
+    let low = vec4u(four[2u * (w % 2u)]);
+    let high = vec4u(four[2u * (w % 2u) + 1u]);
+    let shifts = vec4u(24u, 16u, 8u, 0u);
+    return Octet(
+        d * vec4f(bitcast<vec4i>(low << shifts) >> vec4u(24u)),
+        d * vec4f(bitcast<vec4i>(high << shifts) >> vec4u(24u)),
+    );
+}

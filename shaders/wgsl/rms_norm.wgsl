@@ -1,0 +1,38 @@
+// rms_norm: y[t,:] = x[t,:] * gain / sqrt(mean(x[t,:]^2) + eps)
+// grid      (tokens, 1, 1), one workgroup per row
+// binding   shape  uniform     `rows` elements are real; x_stride and y_stride count vec4f here
+// binding   gain   read        [hidden] f32
+// binding   x      read        [tokens, hidden] f32
+// binding   y      read_write  [tokens, hidden] f32
+// source    Zhang & Sennrich 2019, arXiv:1910.07467
+
+@group(0) @binding(0) var<uniform> shape: Shape;
+@group(0) @binding(1) var<storage, read> gain: array<vec4f>;
+@group(0) @binding(2) var<storage, read> x: array<vec4f>;
+@group(0) @binding(3) var<storage, read_write> y: array<vec4f>;
+
+//!include "common/cluster.wgsl"
+
+const WG: u32 = 64u;
+var<workgroup> squares: array<f32, 64>;
+
+@compute @workgroup_size(64, 1, 1)
+fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) local: u32) {
+    var square = 0.0;
+    for (var i = local; i < shape.x_stride; i += WG) {  // the padding is zero
+        let v = x[group.x * shape.x_stride + i];
+        square += dot(v, v);
+    }
+    squares[local] = square;
+    workgroupBarrier();
+    for (var half = WG / 2u; half > 0u; half /= 2u) {
+        if (local < half) {
+            squares[local] += squares[local + half];
+        }
+        workgroupBarrier();
+    }
+    let factor = inverseSqrt(squares[0] / f32(shape.norm_width) + shape.norm_eps);
+    for (var i = local; i < shape.x_stride; i += WG) {
+        y[group.x * shape.y_stride + i] = x[group.x * shape.x_stride + i] * factor * gain[i];
+    }
+}

@@ -1,0 +1,125 @@
+"""The engine without threads or device: a driver that checks the books after every step. Nothing here waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from engine.engine import Engine
+from engine.fake_table import FakeTable
+from engine.function_table import TableLimits
+from engine.request import Delta, FinishReason, Request
+from engine.state import Emission
+from engine.stream_back import Stream
+
+END = 299
+"""The vocabulary's end token; no other id gives it this meaning."""
+
+
+class ByteVocabulary:
+    """Token n < 256 is byte n."""
+
+    stop_ids = frozenset({END})
+
+    def token_bytes(self, token: int) -> bytes:
+        return bytes([token]) if token < 256 else b""
+
+
+class PieceVocabulary:
+    """Token n is pieces[n]. With recite() a table says them in order, then the end token."""
+
+    stop_ids = frozenset({END})
+    start = 298
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        self.pieces = pieces
+
+    def token_bytes(self, token: int) -> bytes:
+        return self.pieces[token]
+
+    def recite(self, state: int, last: int) -> int:
+        following = 0 if last == self.start else last + 1
+        return following if following < len(self.pieces) else END
+
+
+class Driver:
+    """An Engine on a FakeTable, stepped by hand; keeps every delta and fails on any second end."""
+
+    def __init__(
+        self, limits: TableLimits | None = None, vocabulary: ByteVocabulary | PieceVocabulary | None = None, **table
+    ) -> None:
+        self.vocabulary = vocabulary or ByteVocabulary()
+        if isinstance(self.vocabulary, PieceVocabulary):
+            table["next_token"] = self.vocabulary.recite
+        self.table = FakeTable(limits, **table)
+        self.now = 0.0
+        self.engine = Engine(self.table, self.vocabulary, clock=lambda: self.now)
+        self.deltas: dict[str, list[Delta]] = {}
+        self._streams: dict[str, Stream] = {}
+
+    def add(self, request_id: str = "a", prompt: Sequence[int] = (1, 2, 3), **options) -> str:
+        self.engine.add_request(Request(request_id=request_id, prompt_ids=tuple(prompt), **options))
+        self.deltas[request_id] = []
+        self._streams[request_id] = Stream(self.deltas[request_id].append, _fail_on_broken)
+        return request_id
+
+    def abort(self, request_id: str) -> None:
+        self.engine.abort_request(request_id)
+        self._after()
+
+    def step(self) -> None:
+        self.now += 1.0
+        self.engine.step()
+        self._after()
+
+    def run(self, max_steps: int = 3000) -> None:
+        """Step until nothing is left; then everything must be free."""
+        for _ in range(max_steps):
+            if not self.engine.has_work:
+                break
+            self.step()
+        assert not self.engine.has_work, "the engine does not come to an end"
+        state = self.engine.state
+        assert (state.pages.num_free, state.slots.num_free) == (state.pages.count, state.slots.count)
+
+    def tokens(self, request_id: str = "a") -> list[int]:
+        return [token for delta in self.deltas[request_id] for token in delta.token_ids]
+
+    def text(self, request_id: str = "a") -> str:
+        return "".join(delta.text for delta in self.deltas[request_id])
+
+    def last(self, request_id: str = "a") -> Delta:
+        return self.deltas[request_id][-1]
+
+    def reason(self, request_id: str = "a") -> FinishReason | None:
+        return self.deltas[request_id][-1].finish_reason if self.deltas[request_id] else None
+
+    def _after(self) -> None:
+        self.engine.state.check_integrity()
+        emission: Emission
+        for emission in self.engine.take_outbox():
+            assert self.reason(emission.request_id) is None, "something after the end"
+            self._streams[emission.request_id].deliver(emission)
+
+
+def _fail_on_broken(stream: Stream) -> None:
+    raise AssertionError("the test's own callback raised")
+
+
+@pytest.fixture
+def make_driver() -> Callable[..., Driver]:
+    return Driver
+
+
+@pytest.fixture
+def say() -> Callable[..., Driver]:
+    """say(pieces, **request options): a driver that has answered one request "a" with these pieces of bytes."""
+
+    def answer(pieces: Sequence[bytes], *, delay: int = 2, **options) -> Driver:
+        driver = Driver(vocabulary=PieceVocabulary(pieces), delay=delay)
+        driver.add("a", (PieceVocabulary.start,), **options)
+        driver.run()
+        return driver
+
+    return answer
