@@ -11,7 +11,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from PySide6.QtCore import QObject, QThreadPool, QTimer, Signal
@@ -39,9 +40,20 @@ class EngineFace(Protocol):
     def shutdown(self, timeout_s: float = 5.0) -> None: ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What one answer needs: the turns as (role, content), the last one the user's, and how tokens are drawn."""
+
+    request_id: str
+    model: LoadedModel
+    turns: tuple[tuple[str, str], ...]
+    sampling: SamplingParams
+
+
 class Bridge(QObject):
     """Calls for the GUI thread, and the engine's events as signals of the GUI thread."""
 
+    load_began = Signal(object)  # LoadOptions: the file is known
     load_progressed = Signal(object)  # LoadProgress
     model_ready = Signal(object)  # LoadedModel
     load_failed = Signal(str)
@@ -54,6 +66,7 @@ class Bridge(QObject):
         self._build_engine = build_engine
         self._engine: EngineFace | None = None
         self._engine_lock = threading.Lock()
+        self._options: LoadOptions | None = None  # of the last load
         self._closing = threading.Event()
         self._events: deque[Callable[[], None] | Delta] = deque()
         self._expected: set[str] = set()  # the load, open requests and the shutdown; GUI thread
@@ -69,12 +82,17 @@ class Bridge(QObject):
         self._expect("load")
         threading.Thread(target=self._load, args=(options,), name="inglenook-load", daemon=True).start()
 
-    def ask(
-        self, request_id: str, model: LoadedModel, turns: Sequence[tuple[str, str]], sampling: SamplingParams
-    ) -> None:
-        """Answer the last of `turns`. Template and tokenizer run on a worker, which then hands the request over."""
-        self._expect(request_id)
-        self._pool.start(lambda: self._ask(request_id, model, turns, sampling))
+    def ask(self, question: Question, *, reload: bool = False) -> None:
+        """Answer the last turn. Template and tokenizer run on a worker, which then hands the request over.
+
+        `reload` loads the model again first if the engine has lost it, as it does when its device fails.
+        """
+        self._expect(question.request_id)
+        self._pool.start(lambda: self._ask(question, reload))
+
+    def in_background(self, work: Callable[[], object]) -> None:
+        """Run something short on a worker whose outcome nobody waits for."""
+        self._pool.start(lambda: work())
 
     def abort(self, request_id: str) -> None:
         """End a request; its stream still ends with a delta."""
@@ -102,37 +120,42 @@ class Bridge(QObject):
                     return
                 if self._engine is None:
                     self._engine = self._build_engine()
-            self._engine.load(options(), self._load_event)
+            resolved = self._options = options()
+            self._events.append(lambda: self.load_began.emit(resolved))
+            self._engine.load(resolved, self._load_event)
         except Exception as error:  # noqa: BLE001  top of a thread: whatever went wrong belongs on the page
             _log.exception("loading failed before the engine took over")
             self._fail_load(_sentence(error))
 
     def _load_event(self, event: object) -> None:
+        from engine.instructions import LoadFailed
         from engine.loading import LoadedModel, LoadProgress
 
         if isinstance(event, LoadProgress):
             self._events.append(lambda: self.load_progressed.emit(event))
         elif isinstance(event, LoadedModel):
             self._events.append(lambda: self._end("load", lambda: self.model_ready.emit(event)))
-        else:
-            self._fail_load(getattr(event, "message", str(event)))
+        elif isinstance(event, LoadFailed) and not event.cancelled:
+            self._fail_load(event.message)
+        else:  # cancelled: this load ends because the window closes
+            self._events.append(lambda: self._end("load", lambda: None))
 
     def _fail_load(self, message: str) -> None:
         self._events.append(lambda: self._end("load", lambda: self.load_failed.emit(message)))
 
-    def _ask(
-        self, request_id: str, model: LoadedModel, turns: Sequence[tuple[str, str]], sampling: SamplingParams
-    ) -> None:
+    def _ask(self, question: Question, reload: bool) -> None:
+        request_id = question.request_id
         try:
-            prompt = _prompt_ids(model, turns)
+            prompt = _prompt_ids(question)
             self._events.append(lambda: self.prompt_counted.emit(request_id, len(prompt)))
-            engine = self._engine
-            if engine is None or request_id in self._aborted:
+            engine, options = self._engine, self._options
+            if engine is None or options is None or request_id in self._aborted:
                 self._events.append(Delta(request_id=request_id, finish_reason="abort"))
                 return
-            engine.add_request(
-                Request(request_id=request_id, prompt_ids=tuple(prompt), sampling=sampling), self._events.append
-            )
+            if reload:  # does nothing where the model is still there; where it is not, the request waits for it
+                engine.load(options, lambda _event: None)
+            request = Request(request_id=request_id, prompt_ids=tuple(prompt), sampling=question.sampling)
+            engine.add_request(request, self._events.append)
             if request_id in self._aborted:  # the abort came between the look and the call
                 engine.abort_request(request_id)
         except Exception as error:  # noqa: BLE001  top of a worker: the error belongs on the request's stream
@@ -180,11 +203,11 @@ class Bridge(QObject):
             self._timer.stop()
 
 
-def _prompt_ids(model: LoadedModel, turns: Sequence[tuple[str, str]]) -> list[int]:
+def _prompt_ids(question: Question) -> list[int]:
     from models.chat_template import Message
 
-    messages = [Message(role=role, content=content) for role, content in turns]
-    return model.chat_template.prompt_ids(messages, model.tokenizer)
+    messages = [Message(role=role, content=content) for role, content in question.turns]
+    return question.model.chat_template.prompt_ids(messages, question.model.tokenizer)
 
 
 def _sentence(error: Exception) -> str:

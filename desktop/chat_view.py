@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from PySide6.QtCore import QMargins, Qt, Signal
+from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QGuiApplication, QResizeEvent
 from PySide6.QtWidgets import QFrame, QScrollArea, QVBoxLayout, QWidget
 
 from desktop.controls import Pulse
 from desktop.theme import Theme
-from desktop.turns import AnswerTurn, QuestionTurn
+from desktop.turns import GUTTER, AnswerTurn, QuestionTurn
 from engine.request import Delta
 
 TEXT_WIDTH = 720
@@ -127,10 +127,9 @@ class _Column(QWidget):
 
     def add(self, turn: QWidget, *, gap: int) -> None:
         self.turns.append(turn)
-        margins = QMargins(0, gap if len(self.turns) > 1 else 0, 0, 0)
         layout = turn.layout()
         assert layout is not None
-        layout.setContentsMargins(margins)
+        layout.setContentsMargins(0, gap if len(self.turns) > 1 else 0, 0, 0)
         self._layout.insertWidget(self._layout.count() - 1, turn)
 
     def remove_last(self) -> None:
@@ -145,5 +144,5 @@ class _Column(QWidget):
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        side = max(MARGIN, (self.width() - TEXT_WIDTH) // 2)
+        side = max(MARGIN, (self.width() - TEXT_WIDTH) // 2) - GUTTER
         self._layout.setContentsMargins(side, 20, side, 20)

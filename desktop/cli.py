@@ -8,6 +8,7 @@ Runs on the main thread.
 from __future__ import annotations
 
 import argparse
+import errno
 import sys
 from collections.abc import Callable, Sequence
 
@@ -66,14 +67,14 @@ def _guarded(work: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         terminal.end_interrupted_line()
         return STATUS_INTERRUPTED
-    except BrokenPipeError:
-        terminal.discard_output()
-        return STATUS_BROKEN_PIPE
     except (EngineError, ModelError, options.CommandError) as error:
         return _failed(str(error))
     except MemoryError:
         return _failed("There is not enough memory. Close other programs, or use a smaller context or model.")
     except OSError as error:
+        if _is_broken_pipe(error):
+            terminal.discard_output()
+            return STATUS_BROKEN_PIPE
         return _failed(_os_sentence(error))
     except Exception as error:  # noqa: BLE001  the last line of defence: a person gets a sentence, not a traceback
         return _failed(_bug_sentence(error))
@@ -82,6 +83,13 @@ def _guarded(work: Callable[[], int]) -> int:
 def _failed(sentence: str) -> int:
     terminal.notice(sentence)
     return STATUS_FAILED
+
+
+def _is_broken_pipe(error: OSError) -> bool:
+    """Windows says "invalid argument", of no file, where a pipe's reader is gone."""
+    if isinstance(error, BrokenPipeError):
+        return True
+    return sys.platform == "win32" and error.errno == errno.EINVAL and error.filename is None
 
 
 def _os_sentence(error: OSError) -> str:

@@ -1,6 +1,6 @@
 """Where messages are written: a box that grows with its text, with send, which is stop while an answer is written.
 
-Enter sends, Shift+Enter breaks the line, Escape stops. Shows the message that waits for its turn. Knows no engine; what
+Enter sends, Shift+Enter breaks the line. Shows the message that waits for its turn. Knows no engine; what
 is sent leaves as a signal. GUI thread.
 """
 
@@ -33,14 +33,12 @@ class Composer(QFrame):
         self._editor = _Editor()
         self._editor.textChanged.connect(self._on_text)
         self._editor.submitted.connect(self._send)
-        self._editor.stopped.connect(self.stop_wanted)
         self._editor.page_wanted.connect(self.page_wanted)
         self._editor.focus_changed.connect(lambda focused: repolish(self, "focused", focused))
         self._waiting = _Waiting(theme)
         self._waiting.closed.connect(self.taken_back)
         self._waiting.hide()
         self._hint = text_label(ink="ink3", pixels=12)
-        self._hint.setText("Enter sends, Shift+Enter starts a new line")
         self._count = text_label(ink="ink2", pixels=12)
         self._button = SendButton(theme)
         self._button.clicked.connect(self._on_button)
@@ -58,7 +56,7 @@ class Composer(QFrame):
         column.addWidget(self._editor)
         column.addLayout(tools)
         self.setFocusProxy(self._editor)
-        self._on_text()
+        self.set_answering(False)
 
     @property
     def text(self) -> str:
@@ -74,6 +72,7 @@ class Composer(QFrame):
         """Make the button stop, or send again."""
         self._answering = answering
         self._button.set_stop(answering)
+        self._hint.setText("Esc stops the answer" if answering else "Enter sends, Shift+Enter starts a new line")
         self._on_text()
 
     def set_count(self, text: str) -> None:
@@ -111,7 +110,6 @@ class _Editor(QPlainTextEdit):
     """Plain text from 1 to 10 lines high."""
 
     submitted = Signal()
-    stopped = Signal()
     page_wanted = Signal(int)
     focus_changed = Signal(bool)
 
@@ -130,8 +128,6 @@ class _Editor(QPlainTextEdit):
         key, shift = event.key(), bool(event.modifiers() & Qt.KeyboardModifier.ShiftModifier)
         if key in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and not shift:
             self.submitted.emit()
-        elif key == Qt.Key.Key_Escape:
-            self.stopped.emit()
         elif key in (Qt.Key.Key_PageUp, Qt.Key.Key_PageDown) and self._rows() <= MAX_LINES:
             self.page_wanted.emit(-1 if key == Qt.Key.Key_PageUp else 1)
         else:
@@ -161,9 +157,7 @@ class _Editor(QPlainTextEdit):
         rows = self._rows()
         self.setFixedHeight(max(_LINE, line * min(rows, MAX_LINES) + 4))
         policy = Qt.ScrollBarPolicy
-        self.setVerticalScrollBarPolicy(
-            policy.ScrollBarAsNeeded if rows > MAX_LINES else policy.ScrollBarAlwaysOff
-        )
+        self.setVerticalScrollBarPolicy(policy.ScrollBarAsNeeded if rows > MAX_LINES else policy.ScrollBarAlwaysOff)
 
 
 class SendButton(QPushButton):

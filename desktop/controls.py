@@ -234,7 +234,7 @@ class Embers(QWidget):
     def __init__(self, theme: Theme, pulse: Pulse) -> None:
         super().__init__()
         self._theme, self._phase = theme, 0.0
-        self.setFixedSize(22, 16)
+        self.setFixedSize(26, 28)
         pulse.ticked.connect(self._on_tick)
 
     def _on_tick(self, phase: float) -> None:
@@ -249,7 +249,7 @@ class Embers(QWidget):
         painter.setBrush(QColor(self._theme.tokens.ember))
         for index in range(3):
             painter.setOpacity(glow(self._phase - index / 4))
-            painter.drawEllipse(QPointF(3 + 7 * index, self.height() / 2), 2.2, 2.2)
+            painter.drawEllipse(QPointF(9 + 7 * index, self.height() / 2), 2.2, 2.2)
 
 
 def announce(widget: QWidget, text: str) -> None:

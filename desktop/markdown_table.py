@@ -49,7 +49,10 @@ def insert_table(
     decorations: Decorations,
     write: WriteInline,
 ) -> None:
-    """Insert the rows at the cursor, and leave the cursor in the empty block behind the table."""
+    """Insert the rows at the cursor, and leave the cursor in the empty block behind the table.
+
+    Margins are the affair of the blocks before and behind: Qt drops those between a block and a table.
+    """
     table = cursor.insertTable(len(rows), max(len(row) for row in rows), _table_format())
     for row_number, row in enumerate(rows):
         for column, cell in enumerate(row):
@@ -67,16 +70,17 @@ def _fill(
     write: WriteInline,
 ) -> None:
     place = table.cellAt(row, column)
-    place.setFormat(_cell_format(cell.is_head, style))
     chars = QTextCharFormat()
-    chars.setFont(font(13 if cell.is_head else style.pixels, QFont.Weight.DemiBold if cell.is_head else QFont.Weight.Normal))
+    chars.setFont(font(13, QFont.Weight.DemiBold) if cell.is_head else font(style.pixels))
     chars.setForeground(QColor(style.tokens.ink2 if cell.is_head else style.tokens.ink))
     block_format = QTextBlockFormat()
     block_format.setAlignment(cell.alignment)
     block_format.setLineHeight(120, QTextBlockFormat.LineHeightTypes.ProportionalHeight.value)
     inner = place.firstCursorPosition()
     inner.setBlockFormat(block_format)
-    inner.setBlockCharFormat(chars)
+    cell_format = _cell_format(cell.is_head, style)
+    cell_format.merge(chars)  # a cell's format and its first block's characters are one and the same
+    place.setFormat(cell_format)
     write(inner, cell.children, chars, style, decorations)
 
 
@@ -87,8 +91,6 @@ def _table_format() -> QTextTableFormat:
     result.setBorderCollapse(True)
     result.setCellSpacing(0)
     result.setCellPadding(0)
-    result.setTopMargin(12)
-    result.setBottomMargin(8)
     return result
 
 

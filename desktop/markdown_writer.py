@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from markdown_it.token import Token
 from PySide6.QtCore import Qt
@@ -24,6 +25,8 @@ from PySide6.QtGui import (
 
 from desktop.markdown_table import Cell, insert_table
 from desktop.theme import INTERFACE, Tokens, font, mono_font
+
+Mark = Literal["disc", "ring", "to do", "done"]
 
 INDENT = 4  # pixels of one indent unit; lists take several
 CODE_PADDING = 14
@@ -56,16 +59,18 @@ class Decorations:
     quotes: list[tuple[int, int]] = field(default_factory=list)
     spans: list[tuple[int, int]] = field(default_factory=list)  # inline code
     rules: list[int] = field(default_factory=list)
+    marks: list[tuple[int, Mark]] = field(default_factory=list)  # of list items, at the start of their text
 
     def copy(self) -> Decorations:
         """The same notes in lists of their own."""
-        return Decorations(self.panels[:], self.quotes[:], self.spans[:], self.rules[:])
+        return Decorations(self.panels[:], self.quotes[:], self.spans[:], self.rules[:], self.marks[:])
 
 
 @dataclass(slots=True)
 class _List:
     style: QTextListFormat
     units: int  # indent of its text
+    mark: Mark | None = None  # what is painted before an item; None where Qt writes a number
     made: QTextList | None = None
 
 
@@ -76,11 +81,11 @@ class Writer:
         self._cursor = cursor
         self._style = style
         self.decorations = decorations
-        self.fresh = fresh  # the cursor's block is empty and waits to be used
+        self._fresh = fresh  # the document is empty: its one block waits to be used
         self._lists: list[_List] = []
         self._item_waits = False  # a list item began and has no block yet
         self._quotes: list[int] = []
-        self._tight = False
+        self._task: Mark | None = None  # the item that begins is a task
         self._handlers: dict[str, Callable[[Token], None]] = {
             "bullet_list_open": self._open_bullets, "ordered_list_open": self._open_numbers,
             "bullet_list_close": self._close_list, "ordered_list_close": self._close_list,
@@ -102,19 +107,14 @@ class Writer:
                 handler(token)
             index += 1
 
-    def close(self) -> None:
-        """Flatten the empty block that stands behind a table at the very end."""
-        if self.fresh and not self._cursor.atStart():
-            flatten(self._cursor)
-
     def _block(self, block_format: QTextBlockFormat, char_format: QTextCharFormat) -> None:
         if self._quotes:
             block_format.setLeftMargin(block_format.leftMargin() + QUOTE_PADDING * len(self._quotes))
-        if self.fresh:
+        if self._fresh:
             self._cursor.setBlockFormat(block_format)
             self._cursor.setBlockCharFormat(char_format)
             self._cursor.setCharFormat(char_format)
-            self.fresh = False
+            self._fresh = False
         else:
             self._cursor.insertBlock(block_format, char_format)
         if self._quotes:
@@ -131,6 +131,8 @@ class Writer:
             self._cursor.setBlockFormat(block_format)
             return
         self._item_waits = False
+        if (mark := self._task or innermost.mark) is not None:
+            self.decorations.marks.append((self._cursor.position(), mark))
         if innermost.made is None:
             innermost.made = self._cursor.createList(innermost.style)
         else:
@@ -154,19 +156,9 @@ class Writer:
             block_format = self._block_format(5 if first_of_tight else 10)
             char_format = self._chars(self._style.pixels)
         children = inline.children or []
-        if self._item_waits:
-            self._take_task_box(block_format, children)
+        self._task = _take_task_box(children) if self._item_waits else None
         self._block(block_format, char_format)
         write_inline(self._cursor, children, char_format, self._style, self.decorations)
-
-    def _take_task_box(self, block_format: QTextBlockFormat, children: list[Token]) -> None:
-        if not children or children[0].type != "text":
-            return
-        box = children[0].content[:4].lower()
-        if box in ("[ ] ", "[x] "):
-            marker = QTextBlockFormat.MarkerType
-            block_format.setMarker(marker.Checked if box == "[x] " else marker.Unchecked)
-            children[0].content = children[0].content[4:]
 
     def _chars(self, pixels: int, weight: QFont.Weight = QFont.Weight.Normal) -> QTextCharFormat:
         result = QTextCharFormat()
@@ -175,21 +167,18 @@ class Writer:
         return result
 
     def _open_bullets(self, _token: Token) -> None:
-        style = QTextListFormat()
-        shapes = (QTextListFormat.Style.ListDisc, QTextListFormat.Style.ListCircle, QTextListFormat.Style.ListSquare)
-        style.setStyle(shapes[min(len(self._lists), 2)])
-        self._open_list(style, 6)
+        self._open_list(QTextListFormat(), 6, "ring" if self._lists else "disc")
 
     def _open_numbers(self, token: Token) -> None:
         style = QTextListFormat()
         style.setStyle(QTextListFormat.Style.ListDecimal)
         style.setStart(int(token.attrs.get("start", 1)))
-        self._open_list(style, 7)
+        self._open_list(style, 7, None)
 
-    def _open_list(self, style: QTextListFormat, width: int) -> None:
+    def _open_list(self, style: QTextListFormat, width: int, mark: Mark | None) -> None:
         units = width + (self._lists[-1].units if self._lists else 0)
         style.setIndent(units)
-        self._lists.append(_List(style, units))
+        self._lists.append(_List(style, units, mark))
 
     def _close_list(self, _token: Token) -> None:
         self._lists.pop()
@@ -245,10 +234,10 @@ class Writer:
                 children = tokens[index + 1].children or []
                 rows[-1].append(Cell(children, _alignment(token), token.type == "th_open"))
             index += 1
-        if self.fresh and not self._cursor.atStart():
-            flatten(self._cursor)
+        self._block(QTextBlockFormat(), QTextCharFormat())
+        flatten(self._cursor, top=8)
         insert_table(self._cursor, rows, self._style, self.decorations, write_inline)
-        self.fresh = True
+        flatten(self._cursor)
         return index
 
 
@@ -275,9 +264,10 @@ def write_inline(
             formats.pop()
 
 
-def flatten(cursor: QTextCursor) -> None:
+def flatten(cursor: QTextCursor, top: float = 0) -> None:
     """Give the cursor's empty block no height worth seeing: a document must have one beside every table."""
     block_format = QTextBlockFormat()
+    block_format.setTopMargin(0 if cursor.atStart() else top)
     block_format.setLineHeight(1, QTextBlockFormat.LineHeightTypes.FixedHeight.value)
     tiny = QTextCharFormat()
     tiny.setFont(font(1))
@@ -330,6 +320,17 @@ def _room() -> QTextCharFormat:
     result.setFontLetterSpacingType(QFont.SpacingType.AbsoluteSpacing)
     result.setFontLetterSpacing(4)
     return result
+
+
+def _take_task_box(children: list[Token]) -> Mark | None:
+    """What a task item's "[ ] " or "[x] " says, taken off its text."""
+    if not children or children[0].type != "text":
+        return None
+    marks: dict[str, Mark] = {"[ ] ": "to do", "[x] ": "done"}
+    mark = marks.get(children[0].content[:4].lower())
+    if mark:
+        children[0].content = children[0].content[4:]
+    return mark
 
 
 def _alignment(token: Token) -> Qt.AlignmentFlag:

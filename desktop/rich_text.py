@@ -16,6 +16,7 @@ from PySide6.QtGui import (
     QGuiApplication,
     QPainter,
     QPaintEvent,
+    QPen,
     QResizeEvent,
     QTextCursor,
     QTextLayout,
@@ -27,8 +28,8 @@ from PySide6.QtWidgets import QFrame, QMenu, QPushButton, QTextBrowser
 from desktop.controls import Pulse, glow, push_button
 from desktop.icons import icon
 from desktop.markdown import MarkdownStream
-from desktop.markdown_writer import CODE_PADDING, DocumentStyle, Panel
-from desktop.theme import Theme, font
+from desktop.markdown_writer import CODE_PADDING, INDENT, DocumentStyle, Mark, Panel
+from desktop.theme import Theme, Tokens, font
 
 _OPENED = ("http", "https", "mailto")
 
@@ -97,7 +98,7 @@ class AnswerText(SelectableText):
         self._rects: _Rects | None = None
         self.setAccessibleName("Answer")
         self.stream = MarkdownStream(self.document(), DocumentStyle(tokens=theme.tokens))
-        self.document().setIndentWidth(4)
+        self.document().setIndentWidth(INDENT)
         self.document().documentLayout().documentSizeChanged.connect(self._place_buttons)
         theme.changed.connect(self._restyle)
         pulse.ticked.connect(self._on_tick)
@@ -142,6 +143,9 @@ class AnswerText(SelectableText):
         for rect in rects.bars:
             if rect.intersects(clip):
                 painter.drawRoundedRect(rect, 1, 1)
+        for centre, mark in rects.marks:
+            if clip.contains(centre):
+                paint_mark(painter, centre, mark, tokens)
 
     def _paint_dot(self, painter: QPainter) -> None:
         end = QTextCursor(self.document())
@@ -208,6 +212,7 @@ class _Rects:
         self.spans = [rect for start, end in decorations.spans for rect in self._span(start, end)]
         self.bars = [self._quote(start, end) for start, end in decorations.quotes]
         self.bars += [self._rule(position, width) for position in decorations.rules]
+        self.marks = [(self._mark(position), mark) for position, mark in decorations.marks]
 
     def _block(self, position: int) -> QRectF:
         document = self._view.document()
@@ -216,7 +221,8 @@ class _Rects:
     def _panel(self, panel: Panel, width: int) -> QRectF:
         top, last = self._block(panel.start), self._block(panel.end)
         left = top.left() - CODE_PADDING if top.left() > CODE_PADDING else 0.0
-        return QRectF(left, top.top() - CODE_PADDING + 4, width - left, last.bottom() - top.top() + 2 * CODE_PADDING - 6)
+        height = last.bottom() - top.top() + 2 * CODE_PADDING - 6
+        return QRectF(left, top.top() - CODE_PADDING + 4, width - left, height)
 
     def _quote(self, start: int, end: int) -> QRectF:
         top, last = self._block(start), self._block(end)
@@ -225,6 +231,11 @@ class _Rects:
     def _rule(self, position: int, width: int) -> QRectF:
         rect = self._block(position)
         return QRectF(0, rect.center().y(), width, 1)
+
+    def _mark(self, position: int) -> QPointF:
+        line = self._view.document().findBlock(position).layout().lineAt(0)
+        corner = self._block(position).topLeft()
+        return QPointF(line.x() - 12, corner.y() + line.y() + line.ascent() - 5)
 
     def _span(self, start: int, end: int) -> list[QRectF]:
         block = self._view.document().findBlock(start)
@@ -237,9 +248,24 @@ class _Rects:
             last = min(end - block.position(), line.textStart() + line.textLength())
             if first < last:
                 left, right = _x(line, first), _x(line, last)
-                bottom = corner.y() + line.y() + line.height()
-                result.append(QRectF(corner.x() + left - 4, bottom - 21, right - left + 4, 21))
+                baseline = corner.y() + line.y() + line.ascent()
+                result.append(QRectF(max(corner.x() + left - 4, 0), baseline - 15, right - left + 4, 20.5))
         return result
+
+
+def paint_mark(painter: QPainter, centre: QPointF, mark: Mark, tokens: Tokens) -> None:
+    """The mark of a list item: a disc, a ring, or the box of a task."""
+    painter.save()
+    painter.setPen(QPen(QColor(tokens.ink2), 1.4))
+    painter.setBrush(QColor(tokens.ink2) if mark == "disc" else Qt.BrushStyle.NoBrush)
+    if mark in ("disc", "ring"):
+        painter.drawEllipse(centre, 2, 2)
+    else:
+        painter.drawRoundedRect(QRectF(centre.x() - 7, centre.y() - 6, 12, 12), 3, 3)
+        if mark == "done":
+            tick = [centre + QPointF(x, y) for x, y in ((-4, 0), (-2, 2.5), (2.5, -2.5))]
+            painter.drawPolyline(tick)
+    painter.restore()
 
 
 def _x(line: object, position: int) -> float:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from PySide6.QtCore import QObject, Signal
 
-from desktop.bridge import Bridge
+from desktop.bridge import Bridge, Question
 from desktop.conversation import Conversation
 from engine.request import Delta, SamplingParams
 
@@ -31,6 +31,7 @@ class Session(QObject):
     """One chat with one model, as calls and signals."""
 
     state_changed = Signal(str)
+    load_began = Signal(object)  # LoadOptions
     load_progressed = Signal(object)  # LoadProgress
     model_ready = Signal(object)  # LoadedModel
     load_failed = Signal(str)
@@ -55,6 +56,8 @@ class Session(QObject):
         self.waiting = ""
         self._request_id = ""
         self._context = 0
+        self._suspect = False  # the last answer failed, perhaps because the engine lost its model
+        bridge.load_began.connect(self.load_began)
         bridge.load_progressed.connect(self.load_progressed)
         bridge.model_ready.connect(self._on_model_ready)
         bridge.load_failed.connect(self._on_load_failed)
@@ -111,8 +114,13 @@ class Session(QObject):
         assert self.model is not None
         self._request_id = f"chat-{uuid.uuid4().hex}"
         self._set_state("answering")
-        sampling = SamplingParams(temperature=TEMPERATURE, top_p=TOP_P, seed=secrets.randbits(63))
-        self._bridge.ask(self._request_id, self.model, self.conversation.turns(), sampling)
+        question = Question(
+            request_id=self._request_id,
+            model=self.model,
+            turns=tuple(self.conversation.turns()),
+            sampling=SamplingParams(temperature=TEMPERATURE, top_p=TOP_P, seed=secrets.randbits(63)),
+        )
+        self._bridge.ask(question, reload=self._suspect)
 
     def _on_model_ready(self, model: LoadedModel) -> None:
         self.model = model
@@ -146,6 +154,7 @@ class Session(QObject):
         self._request_id = ""
         if last.usage is not None:
             self._set_context(last.usage.prompt_tokens + last.usage.completion_tokens)
+        self._suspect = last.finish_reason == "error"
         self._set_state("ready")
         self.answer_ended.emit(last)
         if last.finish_reason != "error":

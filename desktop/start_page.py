@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QFont
-from PySide6.QtWidgets import QHBoxLayout, QProgressBar, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QProgressBar, QVBoxLayout, QWidget
 
 from desktop import words
 from desktop.controls import MarkLabel, announce, push_button, text_label
@@ -40,27 +40,27 @@ class StartPage(QWidget):
         self._bar.setFixedHeight(4)
         self._retry = push_button("Try again", "primary")
         self._retry.clicked.connect(self.retry_wanted)
-        buttons = QHBoxLayout()
-        buttons.addWidget(self._retry)
-        buttons.addStretch(1)
+        self._below = QWidget()  # what stands there only at times, with the room above it
+        below = QVBoxLayout(self._below)
+        below.setContentsMargins(0, 16, 0, 0)
+        below.addWidget(self._bar)
+        below.addWidget(self._retry, 0, Qt.AlignmentFlag.AlignLeft)
         column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
+        column.setContentsMargins(0, 0, 0, 22)
         column.setSpacing(0)
         column.addWidget(self._mark)
         column.addSpacing(17)
         column.addWidget(self._headline)
         column.addSpacing(7)
         column.addWidget(self._line)
-        column.addSpacing(14)
-        column.addWidget(self._bar)
-        column.addLayout(buttons)
+        column.addWidget(self._below)
         for label in (self._headline, self._line):
             label.setAlignment(Qt.AlignmentFlag.AlignLeft)
 
     def show_loading(self, name: str, progress: LoadProgress | None) -> None:
         """How far the model is."""
         self._mark.set_lit(False)
-        self._show(name, words.loading(name, progress), bar=True)
+        self._show(name or "Inglenook", words.loading(name or "the model", progress), bar=True)
         share = progress.done_bytes / progress.total_bytes if progress and progress.total_bytes else 0.0
         self._bar.setValue(round(share * _STEPS))
         self._bar.setAccessibleName(self._line.text())
@@ -88,3 +88,4 @@ class StartPage(QWidget):
         self._line.setVisible(bool(line))
         self._bar.setVisible(bar)
         self._retry.setVisible(retry)
+        self._below.setVisible(bar or retry)

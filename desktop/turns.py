@@ -19,8 +19,9 @@ from desktop.theme import Theme
 from engine.request import Delta
 
 BUBBLE_WIDTH = 560
+GUTTER = 6  # beside every text, so that the icons of buttons can stand on its edge
 _STOPPED = "The answer could not go on."
-_BUBBLE_PADDING = QMargins(16, 8, 16, 10)
+_BUBBLE_PADDING = QMargins(16, 8, 16, 5)  # the line's own room is above the letters
 
 
 class QuestionTurn(QWidget):
@@ -40,14 +41,15 @@ class QuestionTurn(QWidget):
         inner.setContentsMargins(_BUBBLE_PADDING)
         inner.addWidget(self._text)
         row = QHBoxLayout(self)
-        row.setContentsMargins(0, 0, 0, 0)
+        row.setSpacing(0)
         row.addStretch(1)
         row.addWidget(self._bubble)
+        row.addSpacing(GUTTER)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         sides = _BUBBLE_PADDING.left() + _BUBBLE_PADDING.right()
-        room = min(BUBBLE_WIDTH, self.width()) - sides
+        room = min(BUBBLE_WIDTH, self.width() - 2 * GUTTER) - sides
         document = self._text.document().clone()
         document.setTextWidth(room)
         self._bubble.setFixedWidth(min(room, int(document.idealWidth()) + 2) + sides)
@@ -72,15 +74,13 @@ class AnswerTurn(QWidget):
         self._copy.hide()
         self._stats = text_label("Reading", ink="ink3", pixels=12)
         footer = QHBoxLayout()
-        footer.setContentsMargins(0, 0, 0, 0)
         footer.setSpacing(6)
         footer.addWidget(self._embers)
         footer.addWidget(self._copy)
         footer.addWidget(self._stats, 1)
         self._column = QVBoxLayout(self)
-        self._column.setContentsMargins(0, 0, 0, 0)
         self._column.setSpacing(6)
-        self._column.addWidget(self.text)
+        self._column.addLayout(_inset(self.text))
         self._column.addLayout(footer)
         self.text.set_streaming(True)
 
@@ -107,13 +107,13 @@ class AnswerTurn(QWidget):
         self._embers.hide()
         self._copy.setVisible(bool(self.source))
         self._stats.setText(words.stats(last))
-        self._stats.setVisible(bool(self._stats.text()))
+        self._stats.setVisible(bool(self._stats.text() or self.source))
         if last.finish_reason == "error":
             title, rest = words.headline_and_rest(last.error or _STOPPED, _STOPPED)
             self._notice(Notice(self._theme, "err", title, rest), actions)
         elif last.finish_reason == "length":
-            notice = Notice(self._theme, "warn", "This chat has reached its context.", "The answer stops here.")
-            self._notice(notice, actions)
+            title = words.context_reached(last.usage)
+            self._notice(Notice(self._theme, "warn", title, "The model can't take in more, so the answer ends here."), actions)
         else:
             announce(self, "Answer stopped." if last.finish_reason == "abort" else f"Answer: {self.source}")
 
@@ -126,7 +126,14 @@ class AnswerTurn(QWidget):
         for words_of_action, action in actions:
             notice.add_button(words_of_action, action)
         self._column.addSpacing(4)
-        self._column.addWidget(notice)
+        self._column.addLayout(_inset(notice))
+
+
+def _inset(widget: QWidget) -> QHBoxLayout:
+    row = QHBoxLayout()
+    row.setContentsMargins(GUTTER, 0, GUTTER, 0)
+    row.addWidget(widget)
+    return row
 
 
 def _set_line_height(text: SelectableText) -> None:

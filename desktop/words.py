@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from engine.loading import LoadedModel, LoadProgress
-    from engine.request import Delta
+    from engine.request import Delta, Usage
 
 _GB = 1_000_000_000
 _MB = 1_000_000
@@ -83,6 +83,13 @@ def seconds(duration_s: float) -> str:
 def context_count(used: int, context_length: int) -> str:
     """How full the chat's context is."""
     return f"{used:,} of {context_length:,} tokens"
+
+
+def context_reached(usage: Usage | None) -> str:
+    """What ended an answer whose context is full."""
+    if usage is None:
+        return "This chat has reached its longest context."
+    return f"This chat has reached {usage.prompt_tokens + usage.completion_tokens:,} tokens."
 
 
 def headline_and_rest(sentence: str, otherwise: str) -> tuple[str, str]:

@@ -112,7 +112,7 @@ class Engine:
         logger.error("A step's tokens could not be read", exc_info=error)
         lost = state.in_flight[0]
         state.retired(lost.number)
-        state.fail(lost.participants, "The model failed while answering. Send the message again.")
+        state.fail(lost.participants, "The answer could not be read back from the GPU. Send the message again.")
 
     def _commit(self, step: InFlightStep, retired: RetiredStep) -> None:
         """Commit a retired step's tokens and post-process their requests. Tokens of finished requests are dropped."""

@@ -13,6 +13,11 @@ from engine.errors import InvalidParameter
 FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
 
 
+def _require(condition: bool, name: str, value: object, allowed: str) -> None:
+    if not condition:
+        raise InvalidParameter(f"{name} is {value}; it must be {allowed}.")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How one token is drawn from logits; applied in the order of the fields, each over the renormalised rest.
@@ -91,8 +96,3 @@ class Delta:
     error: str | None = None
     usage: Usage | None = None
     timings: Timings | None = None
-
-
-def _require(condition: bool, name: str, value: object, allowed: str) -> None:
-    if not condition:
-        raise InvalidParameter(f"{name} is {value}; it must be {allowed}.")

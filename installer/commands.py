@@ -143,6 +143,7 @@ def test(request: Request, environment: Environment, log: Log) -> int:
     ensure_ready(environment, log, window=True, stream=sys.stdout)
     variables = app_variables(os.environ)
     variables.setdefault("QT_QPA_PLATFORM", "offscreen")
+    variables.setdefault("PYTHONIOENCODING", "utf-8")  # the tools print more than a Windows code page holds
     worst = 0
     report: list[str] = []
     for name, command in checks(request, environment).items():

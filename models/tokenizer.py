@@ -125,8 +125,10 @@ def _any_of(texts: Mapping[str, int]) -> re.Pattern[str] | None:
 
 def _byte_pair_encoder(vocabulary: Vocabulary, control: Mapping[str, int]) -> tokenizers.Tokenizer:
     # Control tokens stay out of what merging sees, so that no plain text can become one.
-    ids = {text: token for token, text in enumerate(vocabulary.tokens) if text not in control}
-    merges = [pair for pair in vocabulary.merges if control.keys().isdisjoint((*pair, pair[0] + pair[1]))]
+    tokens, types = vocabulary.tokens, vocabulary.token_types
+    ids = {tokens[token]: token for token, kind in enumerate(types) if kind not in (CONTROL, UNKNOWN)}
+    hidden = control.keys() - ids.keys()
+    merges = [pair for pair in vocabulary.merges if hidden.isdisjoint((*pair, pair[0] + pair[1]))]
     try:
         bpe = tokenizers.models.BPE(vocab=ids, merges=merges, ignore_merges=vocabulary.pre.ignore_merges)
     except Exception as error:  # the library raises nothing narrower for merges of unknown tokens

@@ -55,6 +55,8 @@ class Gpu:
         self.allocated_bytes = 0
         self.peak_bytes = 0
         self._closed = False
+        # Recorded work names buffers by address, so none may be collected while the device lives.
+        self._buffers: dict[int, Buffer] = {}
 
     @property
     def max_binding_bytes(self) -> int:
@@ -96,6 +98,7 @@ class Gpu:
     def release(self, buffers: Iterable[Buffer]) -> None:
         """Give buffers back. Nothing submitted later may use them."""
         for buffer in buffers:
+            del self._buffers[buffer.pointer]
             self.allocated_bytes -= buffer.size
             buffer.handle.destroy()
 
@@ -111,6 +114,7 @@ class Gpu:
             self.wait()
             self._closed = True
             self.device.destroy()
+            self._buffers.clear()
             self.allocated_bytes = 0
 
     def _create(self, name: str, size: int, usage: str) -> Buffer:
@@ -123,7 +127,9 @@ class Gpu:
             raise OutOfDeviceMemory(f"The graphics device refused {size / 1e6:.0f} MB for {name}: {error}") from error
         self.allocated_bytes += size
         self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
-        return Buffer(name, size, handle)
+        buffer = Buffer(name, size, handle)
+        self._buffers[buffer.pointer] = buffer
+        return buffer
 
 
 def open_gpu(name: str | None = None) -> Gpu:

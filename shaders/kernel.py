@@ -6,6 +6,7 @@ models. The engine's background thread.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -45,7 +46,7 @@ class Kernel:
         if storage > gpu.limits["max-storage-buffers-per-shader-stage"]:
             raise BindingError(f"{source.name}: binds {storage} buffers, more than this device allows")
         device = gpu.device
-        module = device.create_shader_module(label=source.name, code=source.code)
+        module = _compile(gpu, source)
         self._layout = device.create_bind_group_layout(
             label=source.name,
             entries=[
@@ -81,6 +82,15 @@ class Kernel:
             )
         group = self.gpu.device.create_bind_group(label=self.name, layout=self._layout, entries=entries)
         return Bound(self, group, _address(self.pipeline._internal), _address(group._internal))
+
+
+def _compile(gpu: Gpu, source: ShaderSource) -> wgpu.GPUShaderModule:
+    try:
+        return gpu.device.create_shader_module(label=source.name, code=source.code)
+    except Exception as error:  # wgpu raises its own GPUValidationError, which has no importable root
+        where = re.search(r"wgsl:(\d+):", str(error))
+        place = source.locate(int(where[1])) if where else f"{source.name}:1"
+        raise SourceError(f"{place}: {error}") from error
 
 
 class KernelCache:

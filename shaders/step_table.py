@@ -28,7 +28,7 @@ class StepTable:
         self.max_rows = max_rows
         self.max_samples = max_samples
         self.data: npt.NDArray[np.uint8] = np.zeros(16 * (1 + max_rows + 3 * max_samples), np.uint8)
-        self._memory = memoryview(self.data)
+        self._memory = self.data.data
         self.address = self.data.ctypes.data
         self.num_rows = 0
         self.num_samples = 0
@@ -81,3 +81,7 @@ class StepTable:
             0,
             0,
         )
+
+    def set_logits_row(self, index: int, row: int) -> None:
+        """Sample `index` only names the row whose logits are computed; nothing is drawn from them."""
+        _ROW.pack_into(self._memory, 16 * (1 + self.num_rows + 3 * index), row, 0, 0, 0)

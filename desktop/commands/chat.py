@@ -75,8 +75,6 @@ class Conversation:
         self._keep(asked, pieces)
 
     def _stream(self, asked: list[Message], pieces: list[str]) -> None:
-        from engine.generate import stream
-
         model = self.session.model
         request = Request(
             request_id=common.new_request_id(),
@@ -87,7 +85,7 @@ class Conversation:
         )
         last = None
         try:
-            with contextlib.closing(stream(self.session.engine, request)) as deltas:  # leaving early aborts the request
+            with common.answer(self.session, request) as deltas:
                 for delta in deltas:
                     last = delta
                     if delta.text:
@@ -97,7 +95,7 @@ class Conversation:
             if pieces:
                 terminal.write("\n")
         if last is None or last.finish_reason == "error":
-            raise EngineError((last and last.error) or "The answer failed. Ask again.")
+            raise EngineError(last.error if last and last.error else "The answer failed. Ask again.")
         if last.finish_reason == "length" and self.args.max_tokens is None:
             terminal.notice("The answer ends here because the context is full.")
 

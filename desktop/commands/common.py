@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from desktop.commands import terminal
 from engine.errors import InvalidParameter
+from engine.request import Delta, Request
 
 if TYPE_CHECKING:
     from engine.loading import LoadedModel, Loader, LoadOptions
@@ -73,6 +74,13 @@ def loaded_model(args: argparse.Namespace, *, context: int | None = None) -> Ite
         yield model
     finally:
         model.table.close()
+
+
+def answer(running: Session, request: Request) -> closing[Generator[Delta, None, None]]:
+    """The request's deltas, to be used in `with`: leaving early, by Ctrl+C too, aborts the request."""
+    from engine.generate import stream
+
+    return closing(cast("Generator[Delta, None, None]", stream(running.engine, request)))
 
 
 def load_options(args: argparse.Namespace, *, context: int | None = None) -> LoadOptions:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -131,10 +130,8 @@ def _prompt_ids(args: argparse.Namespace, messages: list[Message] | None, model:
 
 
 def _answer(session: common.Session, request: Request, *, echo: bool) -> Answer:
-    from engine.generate import stream
-
     answer = Answer()
-    with closing(stream(session.engine, request)) as deltas:  # leaving early, by Ctrl+C too, aborts the request
+    with common.answer(session, request) as deltas:
         for delta in deltas:
             answer.text.append(delta.text)
             answer.token_ids.extend(delta.token_ids)

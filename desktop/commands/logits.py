@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 from desktop.commands import common, options, terminal
+
+if TYPE_CHECKING:
+    from engine.scoring import ScoringTable
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -31,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
 
         from engine.scoring import score
 
-        logits = score(model.table, args.token_ids)
+        logits = score(cast("ScoringTable", model.table), args.token_ids)
     with args.out.open("wb") as file:  # np.save would add .npy to a name without it
         np.save(file, logits)
     terminal.notice(f"Wrote float32 {list(logits.shape)} to {args.out}.")

@@ -25,11 +25,15 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         terminal.write_json([as_json(model) for model in found])
     elif found:
-        rows = [(m.name, m.quantization, f"{m.bytes / terminal.MIB:.0f} MiB", m.source, str(m.path)) for m in found]
-        terminal.write_table(("name", "type", "size", "source", "path"), rows)
+        rows = [(m.name, m.quantization or "", _size(m.bytes), m.source, str(m.path)) for m in found]
+        terminal.write(terminal.table(("name", "type", "size", "source", "path"), rows))
     else:
         terminal.notice(f"No model is installed. Put a .gguf file into {models_dir()}.")
     return 0
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / terminal.MIB:.0f} MiB"
 
 
 def as_json(model: InstalledModel) -> dict[str, object]:

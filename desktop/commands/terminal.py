@@ -62,11 +62,6 @@ def write_json(value: object) -> None:
     write(json.dumps(value) + "\n")
 
 
-def write_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Columns on stdout as wide as their contents."""
-    write(table(header, rows))
-
-
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Left-aligned columns, two spaces apart, each line ended."""
     lines = [header, *rows]

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import socket
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from desktop.commands import chat, options, terminal
@@ -43,9 +46,25 @@ def run(args: argparse.Namespace) -> int:
         if (error.name or "").split(".")[0] == "desktop":
             raise
         raise options.CommandError(f"The window cannot open: {error}. `inglenook chat` works without it.") from error
-    return run_window(
-        _model_path(args.window_model), args.window_adapter, args.window_context, args.window_kv_type or "f16"
-    )
+    model = _model_path(args.window_model)
+    with _default_interrupt():
+        return run_window(
+            model,
+            args.window_adapter,
+            args.window_context,
+            args.window_kv_type or "f16",
+            kernels=args.window_kernels,
+        )
+
+
+@contextmanager
+def _default_interrupt() -> Iterator[None]:
+    """Ctrl+C ends a program in Qt's loop at once; Python would notice it only when it next runs, inside some slot."""
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def has_display() -> bool:
@@ -57,7 +76,7 @@ def has_display() -> bool:
 
 def _wayland_answers() -> bool:
     name = os.environ.get("WAYLAND_DISPLAY")
-    return bool(name) and _connects(str(Path(os.environ.get("XDG_RUNTIME_DIR", "/"), name)))
+    return name is not None and name != "" and _connects(str(Path(os.environ.get("XDG_RUNTIME_DIR", "/"), name)))
 
 
 def _x11_answers() -> bool:

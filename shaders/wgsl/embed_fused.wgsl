@@ -22,11 +22,9 @@
 @group(0) @binding(8) var<storage, read_write> partials: array<vec4f>;
 
 //!include "common/cluster.wgsl"
+//!include "common/row_sum.wgsl"
 //!include "common/step.wgsl"
 //!include <weights>
-
-const WG: u32 = 64u;
-var<workgroup> squares: array<f32, 64>;
 
 @compute @workgroup_size(64, 1, 1)
 fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) local: u32) {
@@ -35,7 +33,7 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) lo
     let here = token < shape.rows;  // unsigned: tokens below this window wrap around
     var square = 0.0;
     if (here) {
-        for (var o = local; o < 8u * shape.k_blocks; o += WG) {
+        for (var o = local; o < 8u * shape.k_blocks; o += ROW_WG) {
             let e = octet(token, o / 8u, o % 8u);
             let at = group.x * shape.x_stride + 2u * o;
             x[at] = e.low;
@@ -45,17 +43,10 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) lo
             square += dot(e.low, e.low) + dot(e.high, e.high);
         }
     }
-    squares[local] = square;
-    workgroupBarrier();
-    for (var half = WG / 2u; half > 0u; half /= 2u) {
-        if (local < half) {
-            squares[local] += squares[local + half];
-        }
-        workgroupBarrier();
-    }
+    let whole = row_sum(local, square);
     if (here) {
-        for (var i = local; i < shape.norm_parts; i += WG) {
-            partials[group.x * shape.norm_parts + i] = vec4f(select(0.0, squares[0], i == 0u), 0.0, 0.0, 0.0);
+        for (var i = local; i < shape.norm_parts; i += ROW_WG) {
+            partials[group.x * shape.norm_parts + i] = vec4f(select(0.0, whole, i == 0u), 0.0, 0.0, 0.0);
         }
     }
 }

@@ -12,27 +12,18 @@
 @group(0) @binding(3) var<storage, read_write> y: array<vec4f>;
 
 //!include "common/cluster.wgsl"
-
-const WG: u32 = 64u;
-var<workgroup> squares: array<f32, 64>;
+//!include "common/row_sum.wgsl"
 
 @compute @workgroup_size(64, 1, 1)
 fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) local: u32) {
     var square = 0.0;
-    for (var i = local; i < shape.x_stride; i += WG) {  // the padding is zero
+    for (var i = local; i < shape.x_stride; i += ROW_WG) {  // the padding is zero
         let v = x[group.x * shape.x_stride + i];
         square += dot(v, v);
     }
-    squares[local] = square;
-    workgroupBarrier();
-    for (var half = WG / 2u; half > 0u; half /= 2u) {
-        if (local < half) {
-            squares[local] += squares[local + half];
-        }
-        workgroupBarrier();
-    }
-    let factor = inverseSqrt(squares[0] / f32(shape.norm_width) + shape.norm_eps);
-    for (var i = local; i < shape.x_stride; i += WG) {
+    let whole = row_sum(local, square);
+    let factor = inverseSqrt(whole / f32(shape.norm_width) + shape.norm_eps);
+    for (var i = local; i < shape.x_stride; i += ROW_WG) {
         y[group.x * shape.y_stride + i] = x[group.x * shape.x_stride + i] * factor * gain[i];
     }
 }

@@ -92,11 +92,9 @@ def test_generate_json_has_the_promised_fields(pretend: None, capsys: pytest.Cap
     assert list(value) == ["prompt_token_ids", "token_ids", "text", "finish_reason", "usage", "timings"]
     assert value["prompt_token_ids"] == [72, 105]
     assert (value["text"], value["finish_reason"]) == (ANSWER, "stop")
-    assert value["usage"] == {
-        "prompt_tokens": 2,
-        "completion_tokens": len(value["token_ids"]),
-        "prompt_tokens_details": {"cached_tokens": 0},
-    }
+    num_drawn = value["usage"].pop("completion_tokens")
+    assert num_drawn - len(value["token_ids"]) in (0, 1)  # the end token counts, and is no part of the answer
+    assert value["usage"] == {"prompt_tokens": 2, "prompt_tokens_details": {"cached_tokens": 0}}
     assert list(value["timings"]) == ["load_s", "ttft_s", "prefill_tokens_per_s", "decode_tokens_per_s"]
     assert "25 %" in err and "100 %" in err
 
@@ -127,7 +125,9 @@ def test_generate_reads_messages(pretend: None, tmp_path: Path, capsys: pytest.C
     assert value["text"] == ANSWER
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"role": "user"}', '[{"role": "user", "content": 1}]', "[" * 99999])
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"role": "user"}', '[{"role": "user", "content": 1}]', "[" * 99999]
+)
 def test_generate_refuses_other_files_before_loading(
     content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -143,9 +143,9 @@ def test_missing_messages_file(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def assert_one_line(capsys: pytest.CaptureFixture[str], text: str) -> None:
-    """One line on stderr, apart from a load's progress, and nothing on stdout."""
+    """One line on stderr, apart from what a load says, and nothing on stdout."""
     out, err = capsys.readouterr()
-    lines = [line for line in err.splitlines() if "% of" not in line]
+    lines = [line for line in err.splitlines() if "% of" not in line and "no chat template" not in line]
     assert out == ""
     assert len(lines) == 1, err
     assert lines[0].startswith("inglenook: ")
@@ -214,7 +214,9 @@ def test_interrupted_generate_is_130(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_broken_pipe_is_quiet(pretend: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_broken_pipe_is_quiet(
+    pretend: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def closed(text: str) -> None:
         raise BrokenPipeError
 
@@ -267,7 +269,7 @@ def test_chat_keeps_the_conversation_and_survives_a_long_message(
     assert run("chat", TINY, "--context", "200") == 0
     out, err = capsys.readouterr()
     assert out == f"{ANSWER}\n{ANSWER}\n"
-    assert err.count("inglenook: ") == 1
+    assert err.count("context holds 200") == 1
     assert asked[-1] > 2 * asked[0]
 
 
@@ -309,7 +311,9 @@ def test_chat_interrupt_ends_the_answer_then_the_chat(
     assert "Ctrl+C" in err
 
 
-def test_chat_says_when_the_context_is_full(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_chat_says_when_the_context_is_full(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     use(monkeypatch, fake_loader(answer=ANSWER, endless=True))
     assert run("chat", TINY, "-p", "Hi", "--context", "64") == 0
     assert "context is full" in capsys.readouterr().err
@@ -358,5 +362,3 @@ def test_load_line_rewrites_itself_for_a_person(monkeypatch: pytest.MonkeyPatch)
     assert text.count("Loading weights … 50%") == 1
     assert "\n" not in text
     assert text.endswith(" " * 10 + "\r")
-
-

@@ -1,5 +1,7 @@
 """Text from bytes in pieces: the same text however it is cut, and nothing held back without need."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +13,7 @@ STOPS = st.lists(st.text("ab☕", min_size=1, max_size=4), min_size=1, max_size=
 
 def cut(text: bytes, cuts: list[int]) -> list[bytes]:
     edges = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
-    return [text[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+    return [text[start:end] for start, end in pairwise(edges)]
 
 
 def run_finder(stops: list[str], pieces: list[bytes]) -> tuple[bytes, bool]:

@@ -189,6 +189,14 @@ def test_ids_outside_the_vocabulary_are_ignored() -> None:
     assert 258 in tokenizer.stop_ids  # <|end|>, known by its text
 
 
+def test_tiny_models_of_the_test_data_load() -> None:
+    with open_gguf(DATA.parent / "gguf_llama" / "tiny-Q4_0.gguf") as gguf:
+        tokenizer = Tokenizer.from_metadata(gguf.metadata)
+    assert (tokenizer.vocab_size, tokenizer.eos_id, tokenizer.stop_ids) == (320, 318, {316, 318})
+    assert tokenizer.decode(tokenizer.encode("the quick café")) == "the quick café"
+    assert tokenizer.encode("<|im_start|>", special=True) == [317]
+
+
 def test_old_files_without_token_types() -> None:
     tokenizer = Tokenizer.from_metadata(small(token_type=None))
     assert set(tokenizer.control_tokens.values()) == {258, 259}

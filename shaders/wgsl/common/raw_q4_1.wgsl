@@ -4,8 +4,8 @@
 
 fn repack_slice(row: u32, b: u32, at: u32) {
     for (var half = 0u; half < min(2u, window.row_elements / 32u - 2u * b); half++) {
-        let from = row * window.row_bytes + (2u * b + half) * 20u;
-        scales[2u * at + half] = raw_word(from);
-        write_nibbles(at, half, from + 4u);
+        let start = row * window.row_bytes + (2u * b + half) * 20u;
+        scales[2u * at + half] = raw_word(start);
+        write_nibbles(at, half, start + 4u);
     }
 }

@@ -1,0 +1,203 @@
+"""The function table of a model on a GPU: checks every index, numbers the steps, and speaks the engine's errors.
+
+Thin by intent: how a step runs is models/runner.py's business. The engine's background thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.errors import DeviceFailed
+from engine.function_table import FROM_DEVICE, RetiredStep, Row, Sample, TableLimits
+from models.runner import Runner
+from shaders import step_table
+from shaders.errors import ShaderError
+
+_BANDWIDTH_BYTES = 64 << 20
+
+
+class GpuTable:
+    """Implements engine.function_table.FunctionTable; `close_model` frees what the loader allocated."""
+
+    def __init__(self, runner: Runner, limits: TableLimits, close_model: Callable[[], None]) -> None:
+        self._runner = runner
+        self._limits = limits
+        self._close_model = close_model
+        self._closed = False
+        self._last_submitted = 0
+        self._last_retired = 0
+        self._rows: Sequence[Row] = ()
+        self._sampled_rows: Sequence[int] = ()
+        self._samples: Sequence[Sample] = ()
+
+    @property
+    def limits(self) -> TableLimits:
+        return self._limits
+
+    @property
+    def last_submitted(self) -> int:
+        return self._last_submitted
+
+    @property
+    def in_flight(self) -> int:
+        return self._runner.in_flight
+
+    @property
+    def backend(self) -> str:
+        """The graphics API underneath."""
+        return self._runner.gpu.adapter.backend
+
+    @property
+    def last_retire_wait_ns(self) -> int:
+        """Time that the newest retire() spent waiting for the device."""
+        return self._runner.last_wait_ns
+
+    @property
+    def dispatches_last_step(self) -> int:
+        """Dispatches of the newest submitted step."""
+        return self._runner.dispatches_last_step
+
+    @property
+    def gpu_bytes(self) -> int:
+        """The most device memory that was held at once."""
+        return self._runner.gpu.peak_bytes
+
+    def set_pages(self, slot: int, first: int, pages: Sequence[int]) -> None:
+        limits = self._limits
+        _require(0 <= slot < limits.max_slots, "slot", slot)
+        _require(0 <= first and 16 * (first + len(pages)) < limits.context_length + 16, "page table entry", first)
+        for page in pages:
+            _require(0 <= page < limits.num_pages, "page", page)
+        if pages:
+            with _translated():
+                self._runner.set_pages(slot, first, pages)
+
+    def begin_forward(self) -> None:
+        _require(self.in_flight < self._limits.max_in_flight, "steps in flight", self.in_flight)
+        self._rows = self._sampled_rows = self._samples = ()
+        with _translated():
+            self._runner.discard()
+            self._runner.begin()
+
+    def embed(self, rows: Sequence[Row]) -> None:
+        limits = self._limits
+        _require(0 < len(rows) <= limits.max_rows, "number of rows", len(rows))
+        for row in rows:
+            _require(row.token == FROM_DEVICE or 0 <= row.token < limits.vocab_size, "token", row.token)
+            _require(0 <= row.position < limits.context_length, "position", row.position)
+            _require(0 <= row.slot < limits.max_slots, "slot", row.slot)
+        self._rows = rows
+        self._runner.embed(len(rows))
+
+    def prefill(self) -> None:
+        self._runner.layers(len(self._rows))
+
+    def decode(self) -> None:
+        self._runner.layers(len(self._rows))
+
+    def logits(self, rows: Sequence[int]) -> None:
+        _require(0 < len(rows) <= self._limits.max_samples, "number of samples", len(rows))
+        for row in rows:
+            _require(0 <= row < len(self._rows), "sampled row", row)
+        self._sampled_rows = rows
+        self._runner.head(len(self._rows), len(rows))
+
+    def sample(self, samples: Sequence[Sample]) -> None:
+        _require(len(samples) == len(self._sampled_rows), "number of samples", len(samples))
+        for sample, row in zip(samples, self._sampled_rows, strict=True):
+            _require(sample.row == row, "sampled row", sample.row)
+            _require(0 <= sample.slot < self._limits.max_slots, "slot", sample.slot)
+        self._samples = samples
+        self._runner.sample(len(samples))
+
+    def end_forward(self) -> int:
+        _require(len(self._rows) > 0, "number of rows", 0)
+        self._fill_table()
+        with _translated():
+            self._runner.submit()
+        self._last_submitted += 1
+        return self._last_submitted
+
+    def retire(self, *, wait: bool) -> RetiredStep | None:
+        with _translated():
+            tokens = self._runner.retire(wait=wait)
+        if tokens is None:
+            return None
+        self._last_retired += 1
+        return RetiredStep(self._last_retired, tokens)
+
+    def read_logits(self, num_rows: int) -> npt.NDArray[np.float32]:
+        """Logits of the newest step's logits() rows, f32 [num_rows, vocab]; waits for the device."""
+        _require(0 < num_rows <= len(self._sampled_rows), "number of rows", num_rows)
+        with _translated():
+            return self._runner.read_logits(num_rows)[:, : self._limits.vocab_size]
+
+    def measure_bandwidth_gb_s(self) -> float:
+        """Gigabytes per second of copies on the device, bytes read and bytes written both counted; best of five."""
+        gpu = self._runner.gpu
+        with _translated():
+            source, target = (gpu.storage("bandwidth", _BANDWIDTH_BYTES) for _ in range(2))
+            best = 0.0
+            for _ in range(6):  # the first one clears the buffers
+                encoder = gpu.device.create_command_encoder()
+                encoder.copy_buffer_to_buffer(source.handle, 0, target.handle, 0, _BANDWIDTH_BYTES)
+                started = time.perf_counter()
+                gpu.device.queue.submit([encoder.finish()])
+                gpu.wait()
+                best = max(best, 2 * _BANDWIDTH_BYTES / (time.perf_counter() - started) / 1e9)
+            gpu.release([source, target])
+        return best
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        with _translated():
+            self._runner.discard()
+            while self._runner.in_flight:
+                self._runner.retire(wait=True)
+        self._close_model()
+
+    def _fill_table(self) -> None:
+        """Rows and samples as the kernels read them. A row without a sample's parameters is greedy and unused."""
+        table = self._runner.table
+        table.begin(len(self._rows), len(self._sampled_rows))
+        for index, row in enumerate(self._rows):
+            token = step_table.FROM_DEVICE if row.token == FROM_DEVICE else row.token
+            table.set_row(index, token, row.position, row.slot)
+        for index, sampled in enumerate(self._sampled_rows):
+            if not self._samples:
+                table.set_logits_row(index, sampled)
+                continue
+            sample = self._samples[index]
+            params = sample.params
+            table.set_sample(
+                index,
+                row=sampled,
+                slot=sample.slot,
+                position=sample.position,
+                temperature=params.temperature,
+                top_k=params.top_k,
+                top_p=params.top_p,
+                min_p=params.min_p,
+                seed=params.seed,
+                logits_row=index,
+            )
+
+
+def _require(condition: bool, what: str, value: object) -> None:
+    if not condition:
+        raise ValueError(f"{what} out of range: {value}")
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except ShaderError as error:
+        raise DeviceFailed(str(error)) from error

@@ -1,0 +1,155 @@
+"""Loads a model: file, device, plan, weights, warm kernels. The real engine.loading.Loader.
+
+Owns the order of things and what is freed where one of them fails. Runs on the engine's background thread.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from engine.errors import DeviceFailed, ModelNotLoaded
+from engine.function_table import MAX_IN_FLIGHT, PAGE_SIZE, Row, Sample, TableLimits
+from engine.gpu_table import GpuTable
+from engine.loading import LoadCancelled, LoadedModel, LoadOptions, LoadProgress
+from engine.request import GREEDY
+from models.architectures import describe
+from models.chat_template import ChatTemplate
+from models.gguf import GgufFile, open_gguf
+from models.model_build import BuildOptions, build_runner
+from models.stages import Model
+from models.tokenizer import Tokenizer
+from shaders.device import Gpu, open_gpu
+from shaders.errors import ShaderError
+from shaders.kernel import KernelCache
+from shaders.traits import Traits, probe
+
+DEFAULT_CONTEXT = 8192
+"""Tokens of context where the user says nothing and the model allows as much."""
+
+MAX_ROWS = 128
+MAX_SAMPLES = 64
+MAX_SLOTS = 16
+
+
+def load_model(
+    options: LoadOptions, progress: Callable[[LoadProgress], None], cancelled: Callable[[], bool]
+) -> LoadedModel:
+    """See engine.loading.Loader."""
+    started = time.perf_counter()
+    progress(LoadProgress(stage="Reading", done_bytes=0, total_bytes=0))
+    with open_gguf(options.model) as gguf:
+        model = describe(gguf)
+        tokenizer = Tokenizer.from_metadata(gguf.metadata)
+        template = ChatTemplate.from_metadata(gguf.metadata, tokenizer)
+        limits = _limits(options, model)
+        total = sum(t.data.nbytes for t in gguf.tensors.values())
+        try:
+            gpu = open_gpu(options.adapter)
+            try:
+                table = _build(options, gguf, model, gpu, limits, total, progress, cancelled)
+            except BaseException:
+                gpu.close()
+                raise
+        except ShaderError as error:
+            raise DeviceFailed(str(error)) from error
+    return LoadedModel(
+        name=display_name(options.model),
+        path=options.model,
+        quantization=model.config.file_type,
+        adapter=gpu.adapter.name,
+        software_adapter=gpu.adapter.software,
+        context_length=limits.context_length,
+        load_s=time.perf_counter() - started,
+        weight_bytes=total,
+        tokenizer=tokenizer,
+        chat_template=template,
+        table=table,
+    )
+
+
+def display_name(path: Path) -> str:
+    """What people call a model: its file's name without quantization and split numbers, in words."""
+    stem = re.sub(r"-\d{5}-of-\d{5}$", "", path.stem)
+    stem = re.sub(r"[.\-_](I?Q\d\w*|B?F16|F32)$", "", stem, flags=re.IGNORECASE)
+    return re.sub(r"[-_ ]+", " ", stem).strip() or path.name
+
+
+def _limits(options: LoadOptions, model: Model) -> TableLimits:
+    trained = model.config.context_length
+    if options.context is not None and not 1 <= options.context <= trained:
+        raise ModelNotLoaded(f"A context of {options.context} is not possible: this model reaches from 1 to {trained}.")
+    context = options.context or min(trained, DEFAULT_CONTEXT)
+    return TableLimits(
+        vocab_size=model.config.vocab_size,
+        context_length=context,
+        max_rows=MAX_ROWS,
+        max_samples=MAX_SAMPLES,
+        max_slots=MAX_SLOTS,
+        num_pages=-(-context // PAGE_SIZE) + MAX_SLOTS,
+        max_in_flight=MAX_IN_FLIGHT,
+    )
+
+
+def _build(
+    options: LoadOptions,
+    gguf: GgufFile,
+    model: Model,
+    gpu: Gpu,
+    limits: TableLimits,
+    total: int,
+    progress: Callable[[LoadProgress], None],
+    cancelled: Callable[[], bool],
+) -> GpuTable:
+    done = 0
+
+    def moved(count: int) -> None:
+        nonlocal done
+        done += count
+        if cancelled():
+            raise LoadCancelled
+        progress(LoadProgress(stage="Loading weights", done_bytes=min(done, total), total_bytes=total))
+
+    traits = choose_kernels(probe(gpu), options)
+    build = BuildOptions(
+        kernel_set=traits.kernel_set,
+        clusters=traits.clusters,
+        kv_type=options.kv_type,
+        context=limits.context_length,
+        num_pages=limits.num_pages,
+        max_rows=limits.max_rows,
+        max_samples=limits.max_samples,
+        max_slots=limits.max_slots,
+        depth=limits.max_in_flight,
+    )
+    runner = build_runner(gguf, model, gpu, KernelCache(gpu), build, moved)
+    table = GpuTable(runner, limits, gpu.close)
+    progress(LoadProgress(stage="Preparing kernels", done_bytes=total, total_bytes=total))
+    _warm(table, cancelled)
+    return table
+
+
+def choose_kernels(traits: Traits, options: LoadOptions) -> Traits:
+    """The probed set, or the one that a developer asked for. Raises DeviceFailed where it cannot run."""
+    if options.kernels is None or options.kernels == traits.kernel_set:
+        return traits
+    if options.kernels == "fused":
+        raise DeviceFailed(f"The fused kernels cannot run here: {traits.reason}. Leave the choice to Inglenook.")
+    return Traits(traits.subgroup_size, "plain", traits.clusters, "asked for")
+
+
+def _warm(table: GpuTable, cancelled: Callable[[], bool]) -> None:
+    """Run every kernel variant once, since drivers compile at the first dispatch: one token, then a tile."""
+    table.set_pages(0, 0, [0])
+    for count in (1, 2):
+        if cancelled():
+            raise LoadCancelled
+        table.begin_forward()
+        table.embed([Row(0, position, 0) for position in range(count)])
+        table.prefill()
+        table.logits(range(count))
+        table.sample([Sample(row, 0, row + 1, GREEDY) for row in range(count)])
+        table.end_forward()
+        table.retire(wait=True)

@@ -1,0 +1,54 @@
+"""The device's memory of a model's keys and values, in pages of 16 tokens, and the page table that leads to them.
+
+Owns layout and sizes (drawn in shaders/wgsl/common/heads.wgsl); which page belongs to whom is the engine's business.
+The engine's background thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from models.config import ModelConfig
+from shaders.device import Buffer, Gpu
+from shaders.errors import BindingError
+
+PAGE_TOKENS = 16
+KvType = Literal["f16", "f32"]
+_ELEMENT_BYTES = {"f16": 2, "f32": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class KvPages:
+    """One key and one value buffer per layer, [num_pages][num_kv_heads][...]; page_table [slots, table_stride] u32."""
+
+    kv_type: KvType
+    num_pages: int
+    table_stride: int
+    keys: tuple[Buffer, ...]
+    values: tuple[Buffer, ...]
+    page_table: Buffer
+
+
+def layer_page_bytes(config: ModelConfig, kv_type: KvType) -> int:
+    """Bytes of one page's keys (or values) in one layer."""
+    return PAGE_TOKENS * config.num_kv_heads * config.head_dim * _ELEMENT_BYTES[kv_type]
+
+
+def allocate_pages(
+    gpu: Gpu, config: ModelConfig, *, kv_type: KvType, num_pages: int, num_slots: int, context: int
+) -> KvPages:
+    """Allocate all pages at once. Raises OutOfDeviceMemory, or BindingError where a layer exceeds one binding."""
+    size = num_pages * layer_page_bytes(config, kv_type)
+    if size > gpu.max_binding_bytes:
+        tokens = gpu.max_binding_bytes // layer_page_bytes(config, kv_type) * PAGE_TOKENS
+        raise BindingError(f"this device can keep {tokens} tokens of this model; load it with a smaller context")
+    stride = -(-context // PAGE_TOKENS)
+    return KvPages(
+        kv_type=kv_type,
+        num_pages=num_pages,
+        table_stride=stride,
+        keys=tuple(gpu.storage(f"keys {layer}", size) for layer in range(config.num_layers)),
+        values=tuple(gpu.storage(f"values {layer}", size) for layer in range(config.num_layers)),
+        page_table=gpu.storage("page table", 4 * num_slots * stride),
+    )

@@ -1,0 +1,123 @@
+"""Puts a described model on a device: pages, scratch, plan, sampler, runner.
+
+Owns the sizes of what is allocated once per model. Knows no requests. The engine's background thread, at load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from models.gguf import GgufFile
+from models.kv_pages import KvType, allocate_pages
+from models.plan import make_plan
+from models.rope import rope_table
+from models.runner import Runner, RunnerBuffers
+from models.scratch import allocate_scratch
+from models.stage_context import StageContext
+from models.stages import Model
+from models.weights import Weights
+from shaders.device import Buffer, Gpu
+from shaders.dispatch import Constants
+from shaders.kernel import KernelCache
+from shaders.ops.attention import quads
+from shaders.ops.matmul import MatmulContext, stride
+from shaders.ops.sampling import bind_sampler
+from shaders.step_table import StepTable
+from shaders.traits import KernelSet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildOptions:
+    """Sizes and choices, all of them made. depth: steps in flight; clusters as shaders/traits.py has it."""
+
+    kernel_set: KernelSet
+    clusters: int
+    kv_type: KvType
+    context: int
+    num_pages: int
+    max_rows: int
+    max_samples: int
+    max_slots: int
+    depth: int
+
+
+def build_runner(
+    gguf: GgufFile,
+    model: Model,
+    gpu: Gpu,
+    kernels: KernelCache,
+    options: BuildOptions,
+    moved: Callable[[int], None],
+) -> Runner:
+    """Allocate, upload, plan. `moved(n)` hears of every n bytes of weights and may raise to stop.
+
+    Raises what models and shaders raise; the caller closes the device then.
+    """
+    config = model.config
+    table = StepTable(options.max_rows, options.max_samples)
+    weights = Weights(gguf, gpu, kernels, moved)
+    constants = Constants(gpu)
+    logits_stride = stride(config.vocab_size)
+    kv = allocate_pages(
+        gpu,
+        config,
+        kv_type=options.kv_type,
+        num_pages=options.num_pages,
+        num_slots=options.max_slots,
+        context=options.context,
+    )
+    step = gpu.storage("step", table.data.nbytes)
+    last_tokens = gpu.storage("last tokens", 4 * options.max_slots)
+    buffers = RunnerBuffers(
+        step=step,
+        tokens=gpu.storage("tokens", 4 * options.max_samples),
+        logits=gpu.storage("logits", 4 * options.max_samples * logits_stride),
+        logits_stride=logits_stride,
+    )
+    context = StageContext(
+        config=config,
+        matmul=MatmulContext(
+            kernels=kernels,
+            constants=constants,
+            step=step,
+            empty=gpu.storage("empty", 16),
+            clusters=options.clusters,
+        ),
+        weights=weights,
+        scratch=allocate_scratch(gpu, config, options.max_rows),
+        kv=kv,
+        heads=constants.heads(
+            head_dim=config.head_dim,
+            num_q_heads=config.num_q_heads,
+            num_kv_heads=config.num_kv_heads,
+            rope_dim=config.rope_dim,
+            table_stride=kv.table_stride,
+            q_stride=stride(config.num_q_heads * config.head_dim),
+            quads=quads(config.num_q_heads, config.num_kv_heads),
+            scale=model.layers[0].attention.scale,
+        ),
+        rope=_rope(gpu, model, weights, options.context),
+        last_tokens=last_tokens,
+        logits=buffers.logits,
+        logits_stride=logits_stride,
+    )
+    plan = make_plan(model, context, options.kernel_set)
+    weights.finish()
+    sampler = bind_sampler(
+        kernels,
+        step=step,
+        vocab=gpu.uniform("vocab", np.array([config.vocab_size, logits_stride, 0, 0], np.uint32)),
+        logits=buffers.logits,
+        last_tokens=last_tokens,
+        tokens=buffers.tokens,
+    )
+    return Runner(gpu, plan, sampler, kv, buffers, table, options.depth)
+
+
+def _rope(gpu: Gpu, model: Model, weights: Weights, positions: int) -> Buffer:
+    rope = model.layers[0].attention_in.rope
+    factors = None if rope.freq_factors is None else weights.values(rope.freq_factors)
+    return gpu.upload("rope", rope_table(rope, factors, positions))
