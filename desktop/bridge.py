@@ -115,13 +115,13 @@ class Bridge(QObject):
 
     def _load(self, options: Callable[[], LoadOptions]) -> None:
         try:
+            resolved = self._options = options()
+            self._events.append(lambda: self.load_began.emit(resolved))
             with self._engine_lock:
                 if self._closing.is_set():
                     return
                 if self._engine is None:
                     self._engine = self._build_engine()
-            resolved = self._options = options()
-            self._events.append(lambda: self.load_began.emit(resolved))
             self._engine.load(resolved, self._load_event)
         except Exception as error:  # noqa: BLE001  top of a thread: whatever went wrong belongs on the page
             _log.exception("loading failed before the engine took over")

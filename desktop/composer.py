@@ -193,7 +193,9 @@ class SendButton(QPushButton):
             painter.setBrush(QColor(tokens.base))
             painter.drawRoundedRect(QRectF(11, 11, 10, 10), 2, 2)
         else:
-            arrow = icon_pixmap("send", tokens.on_fire if self.isEnabled() else tokens.ink2, 16, self.devicePixelRatioF())
+            arrow = icon_pixmap(
+                "send", tokens.on_fire if self.isEnabled() else tokens.ink2, 16, self.devicePixelRatioF()
+            )
             painter.drawPixmap(QPointF(8, 8), arrow)
 
     def _disc(self) -> str:

@@ -103,7 +103,12 @@ class MarkLabel(QLabel):
 
 
 def text_label(
-    text: str = "", *, ink: str = "ink", pixels: int = 13, weight: QFont.Weight = QFont.Weight.Normal, wrap: bool = False
+    text: str = "",
+    *,
+    ink: str = "ink",
+    pixels: int = 13,
+    weight: QFont.Weight = QFont.Weight.Normal,
+    wrap: bool = False,
 ) -> QLabel:
     """A label in one of the inks whose text can be selected and is never read as markup."""
     label = QLabel(text)

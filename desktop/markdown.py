@@ -30,8 +30,8 @@ class MarkdownStream:
     source: str = ""
     decorations: Decorations = field(default_factory=Decorations)
     _tail: str = ""
-    _has_finished: bool = False  # one block is finished at least
     _finished_at: int = 0  # document position where the open end begins
+    _fresh: bool = True  # nothing is written before it
     _last_format: QTextBlockFormat = field(default_factory=QTextBlockFormat)  # of the block that position is in
     _last_chars: QTextCharFormat = field(default_factory=QTextCharFormat)
     _finished: Decorations = field(default_factory=Decorations)
@@ -46,7 +46,7 @@ class MarkdownStream:
         cursor.setPosition(self._finished_at)
         cursor.movePosition(QTextCursor.MoveOperation.End, QTextCursor.MoveMode.KeepAnchor)
         cursor.removeSelectedText()
-        if self._has_finished and cursor.block().length() == 1:  # an empty block takes the format of what joins it
+        if cursor.block().length() == 1:  # an empty block takes the format of what joins it
             cursor.setBlockFormat(self._last_format)
             cursor.setBlockCharFormat(self._last_chars)
         self._write(cursor)
@@ -55,14 +55,15 @@ class MarkdownStream:
     def restyle(self, style: DocumentStyle) -> None:
         """Write everything again with other colours or sizes."""
         self.style, self._tail = style, self.source
-        self._has_finished, self._finished_at = False, 0
+        self._finished_at, self._fresh = 0, True
+        self._last_format, self._last_chars = QTextBlockFormat(), QTextCharFormat()
         self._finished, self._references = Decorations(), {}
         self.append("")
 
     def _write(self, cursor: QTextCursor) -> None:
         groups = list(_top_level(_PARSER.parse(self._tail, self._references)))
         finished = _count_finished(groups, self._tail.count("\n"))
-        writer = Writer(cursor, self.style, self._finished.copy(), fresh=not self._has_finished)
+        writer = Writer(cursor, self.style, self._finished.copy(), fresh=self._fresh)
         for index, group in enumerate(groups):
             if index == finished and index > 0:
                 self._keep(cursor, writer, _first_line(group))
@@ -70,7 +71,7 @@ class MarkdownStream:
         self.decorations = writer.decorations
 
     def _keep(self, cursor: QTextCursor, writer: Writer, next_line: int) -> None:
-        self._has_finished, self._finished_at = True, cursor.position()
+        self._finished_at, self._fresh = cursor.position(), writer.fresh
         self._last_format, self._last_chars = cursor.blockFormat(), cursor.blockCharFormat()
         self._finished = writer.decorations.copy()
         self._tail = "\n".join(self._tail.split("\n")[next_line:])

@@ -81,7 +81,7 @@ class Writer:
         self._cursor = cursor
         self._style = style
         self.decorations = decorations
-        self._fresh = fresh  # the document is empty: its one block waits to be used
+        self.fresh = fresh  # the document is empty: its one block waits to be used
         self._lists: list[_List] = []
         self._item_waits = False  # a list item began and has no block yet
         self._quotes: list[int] = []
@@ -89,7 +89,8 @@ class Writer:
         self._handlers: dict[str, Callable[[Token], None]] = {
             "bullet_list_open": self._open_bullets, "ordered_list_open": self._open_numbers,
             "bullet_list_close": self._close_list, "ordered_list_close": self._close_list,
-            "list_item_open": self._open_item, "fence": self._code, "code_block": self._code, "hr": self._rule,
+            "list_item_open": self._open_item, "list_item_close": self._close_item,
+            "fence": self._code, "code_block": self._code, "hr": self._rule,
             "blockquote_open": self._open_quote, "blockquote_close": self._close_quote,
         }  # fmt: skip
 
@@ -110,11 +111,11 @@ class Writer:
     def _block(self, block_format: QTextBlockFormat, char_format: QTextCharFormat) -> None:
         if self._quotes:
             block_format.setLeftMargin(block_format.leftMargin() + QUOTE_PADDING * len(self._quotes))
-        if self._fresh:
+        if self.fresh:
             self._cursor.setBlockFormat(block_format)
             self._cursor.setBlockCharFormat(char_format)
             self._cursor.setCharFormat(char_format)
-            self._fresh = False
+            self.fresh = False
         else:
             self._cursor.insertBlock(block_format, char_format)
         if self._quotes:
@@ -184,7 +185,11 @@ class Writer:
         self._lists.pop()
 
     def _open_item(self, _token: Token) -> None:
-        self._item_waits = True
+        self._item_waits, self._task = True, None
+
+    def _close_item(self, _token: Token) -> None:
+        if self._item_waits:  # an item without text, perhaps not yet
+            self._block(self._block_format(5), self._chars(self._style.pixels))
 
     def _open_quote(self, _token: Token) -> None:
         self._quotes.append(-1)

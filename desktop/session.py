@@ -44,9 +44,7 @@ class Session(QObject):
     context_changed = Signal(int)  # tokens in the context
     cleared = Signal()
 
-    def __init__(
-        self, bridge: Bridge, options: Callable[[], LoadOptions], parent: QObject | None = None
-    ) -> None:
+    def __init__(self, bridge: Bridge, options: Callable[[], LoadOptions], parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._bridge = bridge
         self._options = options

@@ -156,4 +156,3 @@ def mono_font(pixels: int = 13) -> QFont:
     for feature in ("calt", "liga"):
         result.setFeature(QFont.Tag(feature), 0)
     return result
-

@@ -113,7 +113,9 @@ class AnswerTurn(QWidget):
             self._notice(Notice(self._theme, "err", title, rest), actions)
         elif last.finish_reason == "length":
             title = words.context_reached(last.usage)
-            self._notice(Notice(self._theme, "warn", title, "The model can't take in more, so the answer ends here."), actions)
+            self._notice(
+                Notice(self._theme, "warn", title, "The model can't take in more, so the answer ends here."), actions
+            )
         else:
             announce(self, "Answer stopped." if last.finish_reason == "abort" else f"Answer: {self.source}")
 

@@ -29,8 +29,8 @@ class MeasuredTable(FunctionTable, Protocol):
         ...
 
     @property
-    def last_retire_wait_ns(self) -> int:
-        """How long the newest retire() waited inside the device's poll, until the poll came back."""
+    def waited_ns(self) -> int:
+        """Time that end_forward() and retire() have waited for the device so far, off the processor."""
         ...
 
     @property
@@ -66,10 +66,10 @@ class _Stopwatch:
     wall_s: float = 0.0
 
     @contextmanager
-    def section(self, table: MeasuredTable, *, retires: bool) -> Iterator[None]:
-        cpu, wall = time.thread_time(), time.perf_counter()
+    def section(self, table: MeasuredTable) -> Iterator[None]:
+        cpu, wall, waited = time.thread_time(), time.perf_counter(), table.waited_ns
         yield
-        waited_s = table.last_retire_wait_ns / 1e9 if retires else 0.0
+        waited_s = (table.waited_ns - waited) / 1e9
         self.wall_s += max(0.0, time.perf_counter() - wall - waited_s)
         self.cpu_s += time.thread_time() - cpu
 
@@ -115,9 +115,9 @@ class BenchSequences:
         for position in range(first, first + steps):
             watch = _Stopwatch()
             if table.in_flight >= table.limits.max_in_flight:
-                with watch.section(table, retires=True):
+                with watch.section(table):
                     table.retire(wait=True)
-            with watch.section(table, retires=False):
+            with watch.section(table):
                 self._submit_decode(batch, position)
             stopwatches.append(watch)
         _drain(table)

@@ -53,9 +53,9 @@ class GpuTable:
         return self._runner.gpu.adapter.backend
 
     @property
-    def last_retire_wait_ns(self) -> int:
-        """Time that the newest retire() spent waiting for the device."""
-        return self._runner.last_wait_ns
+    def waited_ns(self) -> int:
+        """Time spent waiting for the device so far, in end_forward() and retire()."""
+        return self._runner.waited_ns
 
     @property
     def dispatches_last_step(self) -> int:

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from models.config import ModelConfig
+from shaders.arena import Arena
 from shaders.device import Buffer, Gpu
 from shaders.errors import BindingError
 
 PAGE_TOKENS = 16
 KvType = Literal["f16", "f32"]
+_ARENA_BYTES = 128 << 20
 _ELEMENT_BYTES = {"f16": 2, "f32": 4}
 
 
@@ -44,11 +46,13 @@ def allocate_pages(
         tokens = gpu.max_binding_bytes // layer_page_bytes(config, kv_type) * PAGE_TOKENS
         raise BindingError(f"this device can keep {tokens} tokens of this model; load it with a smaller context")
     stride = -(-context // PAGE_TOKENS)
+    padded = -(-size // 256) * 256
+    arena = Arena(gpu, "pages", min(_ARENA_BYTES, 2 * config.num_layers * padded))
     return KvPages(
         kv_type=kv_type,
         num_pages=num_pages,
         table_stride=stride,
-        keys=tuple(gpu.storage(f"keys {layer}", size) for layer in range(config.num_layers)),
-        values=tuple(gpu.storage(f"values {layer}", size) for layer in range(config.num_layers)),
+        keys=tuple(arena.take(f"keys {layer}", size) for layer in range(config.num_layers)),
+        values=tuple(arena.take(f"values {layer}", size) for layer in range(config.num_layers)),
         page_table=gpu.storage("page table", 4 * num_slots * stride),
     )

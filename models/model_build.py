@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
 from models.gguf import GgufFile
 from models.kv_pages import KvType, allocate_pages
 from models.plan import make_plan
@@ -24,7 +22,7 @@ from shaders.dispatch import Constants
 from shaders.kernel import KernelCache
 from shaders.ops.attention import quads
 from shaders.ops.matmul import MatmulContext, stride
-from shaders.ops.sampling import bind_sampler
+from shaders.ops.sampling import bind_sampler, vocab_shape
 from shaders.step_table import StepTable
 from shaders.traits import KernelSet
 
@@ -109,7 +107,7 @@ def build_runner(
     sampler = bind_sampler(
         kernels,
         step=step,
-        vocab=gpu.uniform("vocab", np.array([config.vocab_size, logits_stride, 0, 0], np.uint32)),
+        vocab_shape=vocab_shape(gpu, config.vocab_size, logits_stride),
         logits=buffers.logits,
         last_tokens=last_tokens,
         tokens=buffers.tokens,

@@ -9,7 +9,6 @@ numbers, not sequences or requests; callers have checked all indices. The engine
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from shaders.device import Buffer, Gpu
 from shaders.dispatch import Dispatch
 from shaders.errors import DeviceLost
 from shaders.kernel import Bound
-from shaders.recorder import Command, Copy, MappedBuffer, Recorder
+from shaders.recorder import Command, Copy, MappedBuffer, Recorder, command
 from shaders.run import check_grid
 from shaders.step_table import StepTable
 
@@ -41,7 +40,7 @@ class RunnerBuffers:
 
 
 class Runner:
-    """One model on one device. Attributes that benchmarks read: dispatches_last_step, last_wait_ns."""
+    """One model on one device. Attributes that benchmarks read: dispatches_last_step and waited_ns."""
 
     def __init__(
         self, gpu: Gpu, plan: Plan, sampler: Bound, kv: KvPages, buffers: RunnerBuffers, table: StepTable, depth: int
@@ -49,7 +48,6 @@ class Runner:
         self.gpu = gpu
         self.table = table
         self.dispatches_last_step = 0
-        self.last_wait_ns = 0
         self._buffers = buffers
         self._kv = kv
         self._plan = plan
@@ -68,6 +66,11 @@ class Runner:
         self._submitted = 0
         self._drawn = 0
         self._dispatches = 0
+
+    @property
+    def waited_ns(self) -> int:
+        """Time spent waiting for the device so far, in submits and retires."""
+        return self._recorder.waited_ns
 
     @property
     def in_flight(self) -> int:
@@ -121,21 +124,17 @@ class Runner:
 
     def retire(self, *, wait: bool) -> tuple[int, ...] | None:
         """Tokens of the oldest step if it is done or, with `wait`, once it is. Raises DeviceLost."""
-        self.last_wait_ns = 0
         if not self._flying:
             return None
         index, mapped, size, count = self._flying[0]
-        if not mapped.ready:
+        if not mapped.answered:
+            self._recorder.poll()
+        if not mapped.answered:
             if not wait:
-                self._recorder.poll()
-            else:
-                started = time.perf_counter_ns()
-                self._recorder.wait(index)
-                self.last_wait_ns = time.perf_counter_ns() - started
-            if mapped.status == 0 and not wait:
                 return None
-            if not mapped.ready:
-                raise DeviceLost("The graphics device stopped answering.")
+            self._recorder.wait(index)
+        if not mapped.ready:
+            raise DeviceLost("The graphics device stopped answering.")
         self._flying.popleft()
         data = mapped.take(size)
         return tuple(np.frombuffer(data, np.uint32, count).tolist())
@@ -165,6 +164,6 @@ def _commands(part: Sequence[Dispatch], rows: int, samples: int) -> list[Command
         bound, grid = dispatch.at(rows, samples)
         check_grid(bound.kernel.name, grid)
         pipeline = bound.pipeline_pointer
-        found.append((0 if pipeline == last else pipeline, bound.group_pointer, *grid))
+        found.append(command(0 if pipeline == last else pipeline, bound.group_pointer, grid))
         last = pipeline
     return found

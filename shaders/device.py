@@ -32,11 +32,12 @@ _WANTED_LIMITS = (
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """Bytes on the device. `size` is what was asked for, rounded up to 16."""
+    """Bytes on the device: `size` of them, rounded up to 16, from `offset` on in a buffer of wgpu's."""
 
     name: str
     size: int
     handle: wgpu.GPUBuffer
+    offset: int = 0
 
     @property
     def pointer(self) -> int:
@@ -67,9 +68,13 @@ class Gpu:
         """A zeroed buffer for kernels, copies and writes. Raises OutOfDeviceMemory, or BindingError beyond limits."""
         return self._create(name, size, "STORAGE|COPY_SRC|COPY_DST")
 
+    def uniform_storage(self, name: str, size: int) -> Buffer:
+        """A zeroed buffer for constant blocks."""
+        return self._create(name, size, "UNIFORM|COPY_DST")
+
     def uniform(self, name: str, data: npt.NDArray[np.generic]) -> Buffer:
         """A constant block of a few words."""
-        buffer = self._create(name, data.nbytes, "UNIFORM|COPY_DST")
+        buffer = self.uniform_storage(name, data.nbytes)
         self.write(buffer, 0, data)
         return buffer
 
@@ -88,15 +93,15 @@ class Gpu:
         if offset % 4 or data.nbytes % 4 or offset + data.nbytes > buffer.size:
             raise BindingError(f"{buffer.name}: cannot write {data.nbytes} bytes at {offset} of {buffer.size}")
         if data.nbytes:
-            self.device.queue.write_buffer(buffer.handle, offset, np.ascontiguousarray(data))
+            self.device.queue.write_buffer(buffer.handle, buffer.offset + offset, np.ascontiguousarray(data))
 
     def read(self, buffer: Buffer, offset: int = 0, size: int | None = None) -> npt.NDArray[np.uint8]:
         """Wait for all submitted work and copy bytes to the host. For tests and loading, not for the decode loop."""
         size = buffer.size - offset if size is None else size
-        return np.frombuffer(self.device.queue.read_buffer(buffer.handle, offset, size), np.uint8)
+        return np.frombuffer(self.device.queue.read_buffer(buffer.handle, buffer.offset + offset, size), np.uint8)
 
     def release(self, buffers: Iterable[Buffer]) -> None:
-        """Give buffers back. Nothing submitted later may use them."""
+        """Give whole buffers back, not parts of an arena. Nothing submitted later may use them."""
         for buffer in buffers:
             del self._buffers[buffer.pointer]
             self.allocated_bytes -= buffer.size

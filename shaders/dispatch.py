@@ -10,10 +10,12 @@ from typing import Literal
 
 import numpy as np
 
+from shaders.arena import Arena
 from shaders.device import Buffer, Gpu
 from shaders.kernel import Bound
 from shaders.run import Grid
 
+_CONSTANTS_BYTES = 1 << 16
 TILE = 8
 """Tokens of a tiled mat-mul."""
 
@@ -47,6 +49,7 @@ class Constants:
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
+        self._arena = Arena(gpu, "constants", _CONSTANTS_BYTES, uniform=True)
         self._blocks: dict[bytes, Buffer] = {}
 
     def shape(
@@ -87,5 +90,6 @@ class Constants:
     def _block(self, block: np.ndarray[tuple[int], np.dtype[np.uint32]]) -> Buffer:
         key = block.tobytes()
         if key not in self._blocks:
-            self._blocks[key] = self._gpu.uniform("constants", block)
+            self._blocks[key] = self._arena.take("constants", block.nbytes)
+            self._gpu.write(self._blocks[key], 0, block)
         return self._blocks[key]

@@ -78,7 +78,7 @@ class Kernel:
             if binding.access == "read" and buffer.pointer in written:
                 raise BindingError(f"{self.name}: {buffer.name} is both read and written")
             entries.append(
-                {"binding": index, "resource": {"buffer": buffer.handle, "offset": 0, "size": buffer.size}}
+                {"binding": index, "resource": {"buffer": buffer.handle, "offset": buffer.offset, "size": buffer.size}}
             )
         group = self.gpu.device.create_bind_group(label=self.name, layout=self._layout, entries=entries)
         return Bound(self, group, _address(self.pipeline._internal), _address(group._internal))

@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from shaders.arena import Arena
 from shaders.device import Buffer, Gpu
 from shaders.errors import BindingError
 from shaders.kernel import KernelCache
@@ -22,6 +23,7 @@ STAGING_BYTES = 4 << 20
 STAGING_WINDOWS = 4
 """Windows that may be queued before the upload waits: host memory in flight is bounded by their product."""
 
+ARENA_BYTES = 32 << 20
 TILE_ROWS = 32
 GROUP_ROWS = 8
 
@@ -93,6 +95,7 @@ class Packer:
         self._gpu = gpu
         self._kernels = kernels
         self._moved = moved
+        self._arena = Arena(gpu, "weights", ARENA_BYTES)
         self._raw = gpu.storage("staging", STAGING_BYTES)
         self._window = gpu.uniform("window", np.zeros(8, np.uint32))
         self._queued = 0
@@ -121,7 +124,9 @@ class Packer:
         """An f32 vector [padded], zeros behind its values."""
         whole = np.zeros(padded, np.float32)
         whole[: values.size] = values
-        return self._gpu.upload(name, whole)
+        vector = self._arena.take(name, whole.nbytes)
+        self._gpu.write(vector, 0, whole)
+        return vector
 
     def finish(self) -> None:
         """Wait for the last window and give the staging memory back."""
@@ -141,8 +146,8 @@ class Packer:
                 PackedWindow(
                     first_tile=tile,
                     rows=min(rows - tile * TILE_ROWS, count * TILE_ROWS),
-                    weights=self._gpu.storage(name, slices * 4 * format.words_per_64),
-                    scales=self._gpu.storage(f"{name} scales", slices * 4 * format.scale_words_per_64),
+                    weights=self._arena.take(name, slices * 4 * format.words_per_64),
+                    scales=self._arena.take(f"{name} scales", slices * 4 * format.scale_words_per_64),
                 )
             )
         return PackedMatrix(format, rows, k, tuple(windows))

@@ -2,21 +2,31 @@
 
 cffi gives the GIL away on every call; with 150 dispatches a step, each call would then wait for whoever took it. So
 recording goes through ctypes.PyDLL on the library that wgpu has loaded. Only the wait for the device gives the GIL
-away. Raw calls skip wgpu's error checks: everything recorded here was checked when it was bound (shaders/kernel.py)
+away, and the submit of a software adapter, which returns when the work is done. Raw calls skip wgpu's error checks: everything recorded here was checked when it was bound (shaders/kernel.py)
 and when its grid was made (shaders/run.py). The engine's background thread.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from ctypes import c_size_t, c_uint32, c_uint64, c_void_p
 from typing import Any, NamedTuple
 
 from shaders.device import Buffer, Gpu, _address
 
-Command = tuple[int, int, int, int, int]
-"""(pipeline or 0 for the last one, bind group, x, y, z)"""
+Command = tuple[c_void_p | None, c_void_p, c_uint32, c_uint32, c_uint32]
+"""(pipeline or None for the last one, bind group, x, y, z), as the native calls take them: see command()."""
+
+HANDOVER_S = 0.0005
+"""While the engine waits for the device, a busy thread must hand the interpreter over this soon."""
+
+HOLD_S = 0.005
+"""While the engine holds the interpreter, nobody takes it away for this long (Python's default): a step's host work is
+shorter, and losing the GIL in its midst costs a wait for a thread that the system may have put to sleep."""
 
 
 class _StringView(ctypes.Structure):
@@ -53,8 +63,17 @@ class Copy(NamedTuple):
     size: int
 
 
+def command(pipeline: int, group: int, grid: tuple[int, int, int]) -> Command:
+    """A dispatch of native handles, made once and recorded many times; pipeline 0 keeps the last one."""
+    x, y, z = grid
+    return c_void_p(pipeline) if pipeline else None, c_void_p(group), c_uint32(x), c_uint32(y), c_uint32(z)
+
+
 class Recorder:
-    """The raw calls of one device. Steps are recorded one at a time: begin(), run(), ..., submit()."""
+    """The raw calls of one device. Steps are recorded one at a time: begin(), run(), ..., submit().
+
+    `waited_ns` grows by the time that calls spent waiting for the device (or, afterwards, for the GIL).
+    """
 
     def __init__(self, gpu: Gpu) -> None:
         from wgpu.backends.wgpu_native import ffi, lib
@@ -64,16 +83,17 @@ class Recorder:
         self._device = _address(gpu.device._internal)
         self._device_handle = gpu.device._internal
         self._queue = _address(gpu.device.queue._internal)
+        self._queue_handle = gpu.device.queue._internal
+        self._submit_blocks = gpu.adapter.software
+        self.waited_ns = 0
         native = ctypes.PyDLL(lib_path)
         self._create_encoder = _function(native, "wgpuDeviceCreateCommandEncoder", c_void_p, c_void_p, c_void_p)
         self._begin_pass = _function(native, "wgpuCommandEncoderBeginComputePass", c_void_p, c_void_p, c_void_p)
-        self._set_pipeline = _function(native, "wgpuComputePassEncoderSetPipeline", None, c_void_p, c_void_p)
-        self._set_group = _function(
-            native, "wgpuComputePassEncoderSetBindGroup", None, c_void_p, c_uint32, c_void_p, c_size_t, c_void_p
-        )
-        self._dispatch = _function(
-            native, "wgpuComputePassEncoderDispatchWorkgroups", None, c_void_p, c_uint32, c_uint32, c_uint32
-        )
+        # These three run hundreds of times a step. Without declared types ctypes takes the ready-made objects of
+        # command() as they are, which is a third cheaper.
+        self._set_pipeline = _function(native, "wgpuComputePassEncoderSetPipeline", None)
+        self._set_group = _function(native, "wgpuComputePassEncoderSetBindGroup", None)
+        self._dispatch = _function(native, "wgpuComputePassEncoderDispatchWorkgroups", None)
         self._end_pass = _function(native, "wgpuComputePassEncoderEnd", None, c_void_p)
         self._release_pass = _function(native, "wgpuComputePassEncoderRelease", None, c_void_p)
         self._copy = _function(
@@ -83,6 +103,7 @@ class Recorder:
         self._release_encoder = _function(native, "wgpuCommandEncoderRelease", None, c_void_p)
         self._release_commands = _function(native, "wgpuCommandBufferRelease", None, c_void_p)
         self._submit = _function(native, "wgpuQueueSubmitForIndex", c_uint64, c_void_p, c_size_t, c_void_p)
+        self._poll = _function(native, "wgpuDevicePoll", c_uint32, c_void_p, c_uint32, c_void_p)
         self._write = _function(native, "wgpuQueueWriteBuffer", None, c_void_p, c_void_p, c_uint64, c_void_p, c_size_t)
         self._map = _function(
             native, "wgpuBufferMapAsync", _Future, c_void_p, c_uint64, c_size_t, c_size_t, _MapCallbackInfo
@@ -90,7 +111,8 @@ class Recorder:
         self._mapped_range = _function(native, "wgpuBufferGetConstMappedRange", c_void_p, c_void_p, c_size_t, c_size_t)
         self._unmap = _function(native, "wgpuBufferUnmap", None, c_void_p)
         self._index = ffi.new("WGPUSubmissionIndex *")
-        self._null = ffi.NULL
+        self._commands = ffi.new("WGPUCommandBuffer[1]")
+        self._cast = ffi.cast
         self._encoder = 0
         self._pass = 0
 
@@ -101,12 +123,12 @@ class Recorder:
 
     def run(self, commands: Sequence[Command]) -> None:
         """Record dispatches in order."""
-        compute = self._pass
+        compute, first_group, no_offsets, none = c_void_p(self._pass), c_uint32(0), c_size_t(0), c_void_p(None)
         set_pipeline, set_group, dispatch = self._set_pipeline, self._set_group, self._dispatch
         for pipeline, group, x, y, z in commands:
-            if pipeline:
+            if pipeline is not None:
                 set_pipeline(compute, pipeline)
-            set_group(compute, 0, group, 0, None)
+            set_group(compute, first_group, group, no_offsets, none)
             dispatch(compute, x, y, z)
 
     def submit(self, copies: Sequence[Copy]) -> int:
@@ -115,11 +137,16 @@ class Recorder:
         self._release_pass(self._pass)
         for copy in copies:
             self._copy(self._encoder, copy.source, 0, copy.target, 0, copy.size)
-        commands = c_void_p(self._finish(self._encoder, None))
+        commands: int = self._finish(self._encoder, None)
         self._release_encoder(self._encoder)
-        index: int = self._submit(self._queue, 1, ctypes.byref(commands))
-        self._release_commands(commands)
         self._encoder = self._pass = 0
+        if self._submit_blocks:
+            self._commands[0] = self._cast("WGPUCommandBuffer", commands)
+            with self._released():
+                index: int = self._cffi.wgpuQueueSubmitForIndex(self._queue_handle, 1, self._commands)
+        else:
+            index = self._submit(self._queue, 1, ctypes.byref(c_void_p(commands)))
+        self._release_commands(commands)
         return index
 
     def discard(self) -> None:
@@ -135,13 +162,24 @@ class Recorder:
         self._write(self._queue, buffer, offset, address, size)
 
     def poll(self) -> None:
-        """Let finished work call back, without waiting."""
-        self._cffi.wgpuDevicePoll(self._device_handle, 0, self._null)
+        """Let finished work call back, without waiting and with the GIL held."""
+        self._poll(self._device, 0, None)
 
     def wait(self, index: int) -> None:
         """Wait for a submission. The GIL is free meanwhile."""
         self._index[0] = index
-        self._cffi.wgpuDevicePoll(self._device_handle, 1, self._index)
+        with self._released():
+            self._cffi.wgpuDevicePoll(self._device_handle, 1, self._index)
+
+    @contextmanager
+    def _released(self) -> Iterator[None]:
+        """Around a call that gives the GIL away; what it spent off the processor is added to `waited_ns`."""
+        wall, cpu = time.perf_counter_ns(), time.thread_time_ns()
+        sys.setswitchinterval(HANDOVER_S)
+        yield
+        sys.setswitchinterval(HOLD_S)
+        off = time.perf_counter_ns() - wall - (time.thread_time_ns() - cpu)
+        self.waited_ns += max(0, off)
 
 
 class MappedBuffer:
@@ -159,6 +197,11 @@ class MappedBuffer:
         """Ask for the first `size` bytes, a multiple of 8."""
         self.status = 0
         self._recorder._map(self._pointer, _MAP_READ, 0, size, self._info)
+
+    @property
+    def answered(self) -> bool:
+        """Whether the device has answered the request, well or badly."""
+        return self.status != 0
 
     @property
     def ready(self) -> bool:
@@ -181,5 +224,6 @@ def _function(native: ctypes.PyDLL, name: str, result: object, *arguments: objec
     """A native function with its types; ctypes' function objects have none that a checker could know."""
     function: Callable[..., Any] = getattr(native, name)
     function.restype = result  # type: ignore[attr-defined]  # ctypes sets these by attribute
-    function.argtypes = arguments  # type: ignore[attr-defined]
+    if arguments:
+        function.argtypes = arguments  # type: ignore[attr-defined]
     return function

@@ -172,17 +172,23 @@ def build(theme: ThemeName = "light", *, show: bool = True) -> App:
     return app
 
 
+def running_threads() -> set[threading.Thread]:
+    """Python's threads. The pool's are Qt's: Python keeps a dummy for each, long after it has ended."""
+    return {thread for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread)}
+
+
 @pytest.fixture
 def app(qapp: QApplication) -> Iterator[App]:
     """A window that waits for its model."""
-    before = set(threading.enumerate())
+    before = running_threads()
     made = build()
     yield made
     made.close()
     deadline = time.monotonic() + 2
-    while (left := set(threading.enumerate()) - before) and time.monotonic() < deadline:
+    while (left := running_threads() - before) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not left, f"threads left behind: {left}"
+    assert made.bridge._pool.activeThreadCount() == 0
 
 
 @pytest.fixture

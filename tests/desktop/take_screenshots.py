@@ -12,9 +12,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from conftest import App, build  # noqa: E402  (puts the platform into the environment before Qt starts)
+from conftest import App, build
 
-from desktop.theme import ThemeName  # noqa: E402
+from desktop.theme import ThemeName
 
 LONG = """Use a `Condition` around a deque. A full queue blocks the producer, and *nobody* polls.
 
@@ -117,7 +117,9 @@ def error(app: App) -> None:
     empty(app)
     app.ask("Size the gutter for a shed roof of 6.2 by 4.0 metres.")
     app.engine.say("The roof sheds rain towards the yard, so the gutter belongs on that side. That gives 0.52", 20)
-    app.engine.finish("error", error="The graphics driver restarted. The chat is safe; the answer stopped after 20 tokens.")
+    app.engine.finish(
+        "error", error="The graphics driver restarted. The chat is safe; the answer stopped after 20 tokens."
+    )
     app.wait(lambda: app.session.state == "ready")
 
 
@@ -140,7 +142,9 @@ def scripts(app: App) -> None:
 def unbroken(app: App) -> None:
     empty(app)
     app.ask(UNBROKEN)
-    app.engine.say(f"{UNBROKEN}\n\n`{UNBROKEN}`\n\n```\n{UNBROKEN}\n```\n\n| a | b |\n|--|--|\n| {UNBROKEN} | x |\n", 20)
+    app.engine.say(
+        f"{UNBROKEN}\n\n`{UNBROKEN}`\n\n```\n{UNBROKEN}\n```\n\n| a | b |\n|--|--|\n| {UNBROKEN} | x |\n", 20
+    )
     app.engine.finish()
     app.wait(lambda: app.session.state == "ready")
 

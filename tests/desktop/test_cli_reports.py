@@ -24,7 +24,7 @@ class Extras(FakeTable):
     """A FakeTable with what `bench` and `logits` ask beyond serving."""
 
     backend = "Pretend"
-    last_retire_wait_ns = 0
+    waited_ns = 0
     dispatches_last_step = 16
     gpu_bytes = 2**20
     rows: Sequence[Row] = ()

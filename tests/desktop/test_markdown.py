@@ -20,6 +20,7 @@ SAMPLES = {
     "two tables": "| a |\n|---|\n| 1 |\n\n\n| b |\n|---|\n| 2 |\n\n> quote\n> more\n>\n> - list\n\n***\n\nend",
     "references": "[one][a] and [two][b]\n\n[a]: http://a.example\n\nlater [again][a]\n\n[b]: http://b.example\n",
     "other line ends": "a\r\nb\r\n\r\n- c\r\n\r\nd\re\u2028f\x0bg\n\nh",
+    "empty blocks": "***\n```\n\n```\nx\n\n-\n\ny\n\n1. 2)\n\n7)\n\n[ ] z\n",
     "interrupted": "foo\n***\nbar\n- x\n\n\n\n- y\n# z",
 }
 
@@ -35,18 +36,20 @@ def picture(stream: MarkdownStream) -> tuple[object, ...]:
     while block.isValid():
         shape = block.blockFormat()
         in_list = block.textList()
-        pieces = []
+        pieces: list[object] = []
         walk = block.begin()
         while not walk.atEnd():
             piece = walk.fragment()
             look = piece.charFormat()
-            pieces.append((piece.text(), look.fontWeight(), look.fontItalic(), look.anchorHref(), look.font().pixelSize()))
+            pieces.append(
+                (piece.text(), look.fontWeight(), look.fontItalic(), look.anchorHref(), look.font().pixelSize())
+            )
             walk += 1
         lists = (in_list.format().indent(), in_list.itemNumber(block)) if in_list else None
         blocks.append((shape.topMargin(), shape.leftMargin(), shape.lineHeight(), shape.indent(), lists, tuple(pieces)))
         block = block.next()
     marks = stream.decorations
-    return tuple(blocks), tuple(marks.panels), tuple(marks.quotes), tuple(marks.spans), tuple(marks.rules), tuple(marks.marks)
+    return (blocks, marks.panels, marks.quotes, marks.spans, marks.rules, marks.marks)
 
 
 @pytest.mark.parametrize("text", SAMPLES.values(), ids=SAMPLES.keys())

@@ -17,7 +17,7 @@ class MeasuredFake(FakeTable):
     """A FakeTable with the extras, and a record of its decode steps: (rows, their position)."""
 
     backend = "Pretend"
-    last_retire_wait_ns = 0
+    waited_ns = 0
     gpu_bytes = 4096
 
     def __init__(self, limits: TableLimits, **options: float) -> None:

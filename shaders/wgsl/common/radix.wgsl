@@ -17,16 +17,18 @@ struct Window {
     base: u32,
     span: u32,
     shift: u32,
+    goal: u32,    // the sum to reach, counted from rank 0
     before: u32,  // weight of all ranks ahead of base
     weight: u32,  // weight inside
 }
 
 var<workgroup> bins: array<atomic<u32>, BINS>;
-var<workgroup> sums: array<u32, WG>;
-var<workgroup> picked: vec3u;
+var<workgroup> thread_sums: array<u32, WG>;
+var<workgroup> group_sums: array<u32, GROUP>;
+var<workgroup> picked: Window;
 
-fn whole_window() -> Window {
-    return Window(0u, OUTSIDE - 1u, 21u, 0u, 0u);
+fn whole_window(goal: u32) -> Window {
+    return Window(0u, OUTSIDE - 1u, 21u, goal, 0u, 0u);
 }
 
 fn add_weight(window: Window, rank: u32, weight: u32) {
@@ -40,50 +42,64 @@ fn clear_bins(local: u32) {
     for (var i = 0u; i < BINS_PER_THREAD; i++) {
         atomicStore(&bins[local + i * WG], 0u);
     }
-    if (local == 0u) {
-        picked = vec3u(BINS - 1u, 0u, 0u);
-    }
     workgroupBarrier();
 }
 
-// Prefix sums over the threads' shares of the bins; returns the weight of all bins.
-fn sum_bins(local: u32) -> u32 {
+fn sum_bins(local: u32) {
     workgroupBarrier();
     var own = 0u;
     for (var i = 0u; i < BINS_PER_THREAD; i++) {
         own += atomicLoad(&bins[local * BINS_PER_THREAD + i]);
     }
-    sums[local] = own;
-    for (var reach = 1u; reach < WG; reach *= 2u) {
-        workgroupBarrier();
-        var left = 0u;
-        if (local >= reach) {
-            left = sums[local - reach];
+    thread_sums[local] = own;
+    workgroupBarrier();
+    if (local < GROUP) {
+        var sum = 0u;
+        for (var i = 0u; i < GROUP; i++) {
+            sum += thread_sums[local * GROUP + i];
         }
-        workgroupBarrier();
-        sums[local] += left;
+        group_sums[local] = sum;
     }
-    return workgroupUniformLoad(&sums[WG - 1u]);
+    workgroupBarrier();
 }
 
-// The window of the bin in which the sum reaches `goal`, counted from the first rank of all; goal >= 1.
-fn narrow(local: u32, window: Window, goal: u32) -> Window {
+// The window of the bin in which the sum reaches the goal: first the group of threads that summed it, then the thread,
+// then the bin. The last of each is taken untested, so a goal out of reach ends at the last bin.
+fn reached(window: Window) -> Window {
     var before = window.before;
-    if (local > 0u) {
-        before += sums[local - 1u];
+    var at = 0u;
+    for (var i = 1u; i < GROUP && before + group_sums[at] < window.goal; i++) {
+        before += group_sums[at];
+        at++;
     }
-    if (before < goal && window.before + sums[local] >= goal) {
-        var bin = local * BINS_PER_THREAD;
-        var weight = atomicLoad(&bins[bin]);
-        while (before + weight < goal) {
-            before += weight;
-            bin++;
-            weight = atomicLoad(&bins[bin]);
-        }
-        picked = vec3u(bin, before, weight);
+    at *= GROUP;
+    for (var i = 1u; i < GROUP && before + thread_sums[at] < window.goal; i++) {
+        before += thread_sums[at];
+        at++;
     }
-    let bin = workgroupUniformLoad(&picked);
+    at *= BINS_PER_THREAD;
+    for (var i = 1u; i < BINS_PER_THREAD && before + atomicLoad(&bins[at]) < window.goal; i++) {
+        before += atomicLoad(&bins[at]);
+        at++;
+    }
     let width = 1u << window.shift;
     let shift = select(0u, 10u, window.shift == 21u);
-    return Window(window.base + bin.x * width, width - 1u, shift, bin.y, bin.z);
+    return Window(window.base + at * width, width - 1u, shift, window.goal, before, atomicLoad(&bins[at]));
+}
+
+// A goal of 0 stands for `share` of all weight.
+fn narrow(local: u32, window: Window, share: f32) -> Window {
+    sum_bins(local);
+    if (local == 0u) {
+        var whole = window;
+        if (window.goal == 0u) {
+            var total = 0u;
+            for (var i = 0u; i < GROUP; i++) {
+                total += group_sums[i];
+            }
+            whole.goal = clamp(u32(ceil(share * f32(total))), 1u, total);
+        }
+        picked = reached(whole);
+    }
+    return workgroupUniformLoad(&picked);
 }

@@ -54,6 +54,14 @@ fn largest_logit(local: u32, row: u32) -> vec2u {
     return reduce_best(local, ranks, ids_of(quads));
 }
 
+fn gather_share(first: u32, apart: u32) {
+    var sum = 0.0;
+    for (var i = 0u; i < GROUP; i++) {
+        sum += shares[first + i * apart];
+    }
+    shares[first] = sum;
+}
+
 fn softmax_of(local: u32, p: Params, best: u32, limit: u32) -> Softmax {
     var softmax = Softmax(value_of(best), LOG2_E / max(p.temperature, 1e-30), 1.0);
     var four = vec4f(0.0);
@@ -62,11 +70,13 @@ fn softmax_of(local: u32, p: Params, best: u32, limit: u32) -> Softmax {
         four += select(vec4f(0.0), powers(softmax, ranks), ranks <= vec4u(limit));
     }
     shares[local] = (four.x + four.y) + (four.z + four.w);
-    for (var reach = WG / 2u; reach > 0u; reach /= 2u) {
-        workgroupBarrier();
-        if (local < reach) {
-            shares[local] += shares[local + reach];
-        }
+    workgroupBarrier();
+    if (local < GROUP) {
+        gather_share(local * GROUP, 1u);
+    }
+    workgroupBarrier();
+    if (local == 0u) {
+        gather_share(0u, GROUP);
     }
     softmax.scale = 0x1p31f / workgroupUniformLoad(&shares[0]);
     return softmax;
@@ -107,13 +117,12 @@ fn fill_tied(local: u32, row: u32, window: Window, limit: u32) {
 
 // Rank of the k-th largest logit.
 fn top_k_limit(local: u32, p: Params) -> u32 {
-    var window = whole_window();
+    var window = whole_window(p.top_k);
     for (var level = 0u; level < LEVELS; level++) {
         clear_bins(local);
         fill_counts(local, p.row, window);
-        sum_bins(local);
-        window = narrow(local, window, p.top_k);
-        if (window.before + window.weight == p.top_k) {
+        window = narrow(local, window, 0.0);
+        if (window.before + window.weight == window.goal) {
             break;
         }
     }
@@ -122,12 +131,11 @@ fn top_k_limit(local: u32, p: Params) -> u32 {
 
 // The id of the num-th token at the limit.
 fn last_tied_id(local: u32, row: u32, limit: u32, num: u32) -> u32 {
-    var window = whole_window();
+    var window = whole_window(num);
     for (var level = 0u; level < LEVELS; level++) {
         clear_bins(local);
         fill_tied(local, row, window, limit);
-        sum_bins(local);
-        window = narrow(local, window, num);
+        window = narrow(local, window, 0.0);
     }
     return window.base;
 }
@@ -135,22 +143,17 @@ fn last_tied_id(local: u32, row: u32, limit: u32, num: u32) -> u32 {
 // (limit, last tied id) of the smallest prefix whose probabilities reach top_p.
 fn top_p_limit(local: u32, p: Params, best: u32, limit: u32) -> vec2u {
     let softmax = softmax_of(local, p, best, limit);
-    var window = whole_window();
-    var goal = 1u;
+    var window = whole_window(0u);
     for (var level = 0u; level < LEVELS; level++) {
         window.span = min(window.span, limit - window.base);
         clear_bins(local);
         fill_masses(local, p.row, window, softmax);
-        let total = sum_bins(local);
-        if (level == 0u) {
-            goal = clamp(u32(ceil(p.top_p * f32(total))), 1u, total);
-        }
-        window = narrow(local, window, goal);
+        window = narrow(local, window, p.top_p);
     }
     // At the last level a bin is one rank, so its weight is that of its tied tokens.
     let mass = max(masses(softmax, vec4u(window.base)).x, 1u);
     let tied = (window.weight + mass / 2u) / mass;
-    let needed = (goal - window.before + mass - 1u) / mass;
+    let needed = (window.goal - window.before + mass - 1u) / mass;
     if (needed >= tied) {
         return vec2u(window.base, OUTSIDE);
     }
