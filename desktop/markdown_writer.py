@@ -254,9 +254,7 @@ def write_inline(
     for token in children:
         if token.type == "text":
             cursor.insertText(token.content, formats[-1])
-        elif token.type == "softbreak":
-            cursor.insertText(" ", formats[-1])
-        elif token.type == "hardbreak":
+        elif token.type in ("softbreak", "hardbreak"):  # models mean a line's end where they write one: poems, addresses
             cursor.insertText("\u2028", formats[-1])
         elif token.type == "code_inline":
             _inline_code(cursor, token.content, formats[-1], style, decorations)

@@ -7,16 +7,12 @@ The calling thread must be the one that owns the table.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from engine.bench_steps import BenchSequences, DecodeRun, MeasuredTable, spinning_thread
 from engine.function_table import PAGE_SIZE, TableLimits
-
-SWITCH_INTERVAL_S = 0.0005
-"""The engine's own setting: how soon a busy Python thread must hand the interpreter over."""
 
 DECODE_STEPS = 64
 """Steps that one decode measurement takes, and so the room that it needs beyond its context."""
@@ -89,16 +85,15 @@ def measure(table: MeasuredTable, weight_bytes: int, plan: BenchPlan, note: Call
     Raises DeviceFailed. Numbers that could not be taken are 0.
     """
     sequences = BenchSequences(table)
-    with _engine_switch_interval():
-        _warm_up(sequences)
-        prefill_s = {n: _prefill_s(sequences, n) for n in plan.prefill if _fits(table.limits, 1, n, note)}
-        decode = tuple(
-            _decode(sequences, batch, context)
-            for batch, context in plan.decode_points()
-            if _fits(table.limits, batch, context + DECODE_STEPS, note)
-        )
-        peak_gpu_bytes = table.gpu_bytes  # before the buffer that measures the bandwidth
-        ceiling_gb_s = table.measure_bandwidth_gb_s()
+    _warm_up(sequences)
+    prefill_s = {n: _prefill_s(sequences, n) for n in plan.prefill if _fits(table.limits, 1, n, note)}
+    decode = tuple(
+        _decode(sequences, batch, context)
+        for batch, context in plan.decode_points()
+        if _fits(table.limits, batch, context + DECODE_STEPS, note)
+    )
+    peak_gpu_bytes = table.gpu_bytes  # before the buffer that measures the bandwidth
+    ceiling_gb_s = table.measure_bandwidth_gb_s()
     single = next((result for result in decode if result.batch == 1), None)
     return BenchReport(
         prefill=tuple(PrefillResult(tokens=n, tokens_per_s=n / seconds) for n, seconds in prefill_s.items()),
@@ -169,13 +164,3 @@ def _host_cpu_s(runs: Sequence[DecodeRun]) -> float:
 
 def _padded(length: int) -> int:
     return -(-length // PAGE_SIZE) * PAGE_SIZE
-
-
-@contextmanager
-def _engine_switch_interval() -> Iterator[None]:
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)

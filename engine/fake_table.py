@@ -106,6 +106,7 @@ class FakeTable:
         self._page_tables: list[list[int]] = [[] for _ in range(self._limits.max_slots)]
         self._owner = [-1] * self._limits.num_pages
         self._last_use = [0] * self._limits.num_pages
+        self._slot_last_use = [0] * self._limits.max_slots
         self._cells: dict[int, tuple[int, int]] = {}  # page * PAGE_SIZE + offset -> position, hash up to there
         self._device_token: dict[int, int] = {}
         self._recording: _Step | None = None
@@ -135,7 +136,9 @@ class FakeTable:
         _require(0 <= slot < self._limits.max_slots, f"slot {slot}")
         table = self._page_tables[slot]
         _require(first <= len(table), f"page table of slot {slot} would have a hole")
-        for page in [*pages, *table[first:]]:
+        rewrites = first < len(table) and self._slot_last_use[slot] > self.last_retired
+        _require(not rewrites, f"the page table of slot {slot} is in use by a step in flight")
+        for page in pages:
             _require(0 <= page < self._limits.num_pages, f"page {page}")
             free = self._shared_pages or self._last_use[page] <= self.last_retired
             _require(free, f"page {page} is in use by a step in flight")
@@ -231,7 +234,7 @@ class FakeTable:
         token = self._device_token[row.slot] if row.token == FROM_DEVICE else row.token
         cell = self._cell(row.slot, row.position)
         self._cells[cell] = row.position, fold(before, token)
-        self._last_use[cell // PAGE_SIZE] = self._last_submitted + 1
+        self._last_use[cell // PAGE_SIZE] = self._slot_last_use[row.slot] = self._last_submitted + 1
         return self._cells[cell][1], token
 
     def _cell(self, slot: int, position: int) -> int:

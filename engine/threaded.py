@@ -11,7 +11,6 @@ shutdown(): an error ends the requests or the load that it belongs to.
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 import time
 from collections import deque
@@ -30,10 +29,6 @@ from models.errors import ModelError
 __all__ = ["LoadEvent", "LoadFailed", "ThreadedEngine"]
 
 logger = logging.getLogger(__name__)
-
-SWITCH_INTERVAL_S = 0.0005
-"""The recording of a step shares the interpreter lock with the window and the callbacks. At Python's default of 5 ms a
-busy thread elsewhere would hold up every step by that much."""
 
 _NO_MODEL = "No model is loaded. Open a model first."
 _SHUT_DOWN = "The engine was shut down. Start the app again."
@@ -139,7 +134,6 @@ class ThreadedEngine:
     # -- the background thread
 
     def _run(self) -> None:
-        sys.setswitchinterval(SWITCH_INTERVAL_S)
         try:
             while self._wait_for_work():
                 while (instruction := self._next_instruction()) is not None:

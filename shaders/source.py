@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from importlib import resources
 from typing import Literal
 
@@ -59,7 +59,7 @@ def load_source(name: str, slots: Mapping[str, str] | None = None) -> ShaderSour
     return flatten(f"{name}.wgsl", _read, tuple(sorted((slots or {}).items())))
 
 
-@lru_cache(maxsize=None)
+@cache
 def _read(file: str) -> str:
     path = resources.files("shaders").joinpath("wgsl", *file.split("/"))
     try:

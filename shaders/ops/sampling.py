@@ -10,7 +10,11 @@ import numpy as np
 
 from shaders.device import Buffer, Gpu
 from shaders.errors import BindingError
-from shaders.kernel import Bound, KernelCache
+from shaders.kernel import Bound, Kernel, KernelCache
+
+GPU_THREADS = 256  # every WebGPU device allows as many
+# A software adapter takes the threads of a workgroup in turn, eight at a time, and each barrier once for each eight.
+SOFTWARE_THREADS = 16
 
 
 def vocab_shape(gpu: Gpu, vocab_size: int, logits_stride: int) -> Buffer:
@@ -20,30 +24,53 @@ def vocab_shape(gpu: Gpu, vocab_size: int, logits_stride: int) -> Buffer:
     """
     if vocab_size < 1 or logits_stride < vocab_size or logits_stride % 4:
         raise BindingError(
-            f"sample: rows of {vocab_size} logits need a stride of at least that and a multiple of 4, not {logits_stride}"
+            f"sample: rows of {vocab_size} logits need a stride that is at least as long and a multiple of 4, "
+            f"not {logits_stride}"
         )
     return gpu.uniform("vocab", np.array([vocab_size, logits_stride // 4], np.uint32))
 
 
 def bind_sampler(
-    kernels: KernelCache, *, step: Buffer, vocab_shape: Buffer, logits: Buffer, last_tokens: Buffer, tokens: Buffer
+    kernels: KernelCache,
+    *,
+    step: Buffer,
+    vocab_shape: Buffer,
+    logits: Buffer,
+    last_tokens: Buffer,
+    tokens: Buffer,
+    threads: int | None = None,
 ) -> Bound:
     """`sample` with its buffers; its grid is (samples of the step, 1, 1).
 
     logits [rows, logits_stride] f32; last_tokens [slots] u32 and tokens [samples] u32 are written. Both must hold
-    every slot and sample that a step's table may name. Raises BindingError.
+    every slot and sample that a step's table may name. threads per workgroup, a power of two: None for what suits the
+    adapter. Draws agree between numbers of threads but for rounding. Raises BindingError.
     """
-    return kernels.get("sample").bind(
+    return _kernel(kernels, "sample", threads).bind(
         {"step": step, "vocab": vocab_shape, "logits": logits, "last_tokens": last_tokens, "tokens": tokens}
     )
 
 
-def bind_support(kernels: KernelCache, *, step: Buffer, vocab_shape: Buffer, logits: Buffer, bitmask: Buffer) -> Bound:
+def bind_support(
+    kernels: KernelCache,
+    *,
+    step: Buffer,
+    vocab_shape: Buffer,
+    logits: Buffer,
+    bitmask: Buffer,
+    threads: int | None = None,
+) -> Bound:
     """`sample_support` with its buffers: which tokens each sample may be drawn from.
 
     bitmask [samples, ceil(vocab_size / 32)] u32 is written, 1 = may be drawn. Grid as for the sampler. Raises
     BindingError.
     """
-    return kernels.get("sample_support").bind(
+    return _kernel(kernels, "sample_support", threads).bind(
         {"step": step, "vocab": vocab_shape, "logits": logits, "bitmask": bitmask}
     )
+
+
+def _kernel(kernels: KernelCache, name: str, threads: int | None) -> Kernel:
+    if threads is None:
+        threads = SOFTWARE_THREADS if kernels.gpu.adapter.software else GPU_THREADS
+    return kernels.get(name, overrides={"WG": threads})

@@ -5,7 +5,9 @@
 // binding   logits       read        [rows][quads_per_row] f32 bits, four to an element
 // binding   last_tokens  read_write  [slots] the token that a sequence feeds to its next step
 // binding   tokens       read_write  [samples] what was drawn, for the host
+// override  WG  threads per workgroup, a power of two up to 2048
 // source    Gumbel 1954, for the draw: the largest of logit / temperature + noise is distributed as softmax
+override WG: u32 = 256u;
 
 @group(0) @binding(0) var<storage, read> step: array<vec4u>;
 @group(0) @binding(1) var<uniform> vocab: Vocab;

@@ -1,6 +1,5 @@
 """What a benchmark asks of a table, and the arithmetic on what it gets. The numbers are a machine's affair."""
 
-import sys
 
 import pytest
 
@@ -112,12 +111,6 @@ def test_a_slow_device_is_not_kept_busy_for_long(monkeypatch: pytest.MonkeyPatch
     table = MeasuredFake(small_limits(context_length=256, num_pages=64), step_s=0.005)
     measure(table, WEIGHT_BYTES, BenchPlan(prefill=(16,), contexts=(16,), batches=(1,)), print)
     assert len(table.decoded) < 30
-
-
-def test_the_interpreter_is_left_as_it_was(table: MeasuredFake) -> None:
-    before = sys.getswitchinterval()
-    measure(table, WEIGHT_BYTES, BenchPlan(prefill=(16,), contexts=(16,), batches=(1,)), print)
-    assert sys.getswitchinterval() == before
 
 
 def test_default_plan_and_the_room_that_it_needs() -> None:

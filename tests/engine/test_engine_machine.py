@@ -140,7 +140,7 @@ def run_machine(make_driver, *, examples: int, steps: int) -> None:
 
 
 def test_every_request_ends_as_it_should(make_driver):
-    run_machine(make_driver, examples=50, steps=30)
+    run_machine(make_driver, examples=50, steps=60)
 
 
 @pytest.mark.long

@@ -87,7 +87,7 @@ def test_pages_of_a_step_in_flight_are_not_handed_out():
     submit(table, prompt_rows([1]))
     with pytest.raises(ValueError, match="page 0 is in use"):
         table.set_pages(1, 0, [0])
-    with pytest.raises(ValueError, match="page 0 is in use"):
+    with pytest.raises(ValueError, match="page table of slot 0 is in use"):
         table.set_pages(0, 0, [1])
     table.set_pages(0, 1, [1])  # growing is fine
     table.retire(wait=True)

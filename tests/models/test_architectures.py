@@ -5,7 +5,6 @@ import math
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from safetensors.numpy import load_file
 
@@ -13,13 +12,12 @@ from models.architectures import describe
 from models.blocks import BLOCK_TYPES
 from models.errors import CorruptFile, ModelError, TensorMismatch, UnsupportedArchitecture
 from models.gguf import GgufFile, MetadataValue, TensorInfo, open_gguf
-from models.stages import Layer, Linear, Model, Norm, Rope
+from tests.numpy_model import NumpyModel
 
 DATA = Path(__file__).parents[1] / "data"
 CONTROL = DATA / "gguf_broken" / "valid_control.gguf"
 TINY = DATA / "gguf_llama"
 F32 = BLOCK_TYPES[0]
-Array = npt.NDArray[np.float64]
 
 
 def changed(
@@ -172,63 +170,6 @@ def test_names_are_tidied() -> None:
 
 
 # The description, computed
-
-
-class NumpyModel:
-    """Runs a description in float64 over one sequence, from the stages' own words."""
-
-    def __init__(self, gguf: GgufFile) -> None:
-        self.gguf = gguf
-        self.model: Model = describe(gguf)
-
-    def weight(self, name: str) -> Array:
-        tensor = self.gguf.tensors[name]
-        rows = tensor.data.reshape(tensor.shape[0], -1) if len(tensor.shape) > 1 else tensor.data.reshape(1, -1)
-        return tensor.block_type.dequantize(rows).astype(np.float64).reshape(tensor.shape)
-
-    def linear(self, x: Array, linear: Linear) -> Array:
-        y: Array = x @ self.weight(linear.weight).T
-        return y + self.weight(linear.bias) if linear.bias else y
-
-    def norm(self, x: Array, norm: Norm) -> Array:
-        y: Array = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + norm.eps) * self.weight(norm.weight)
-        return y
-
-    def rope(self, x: Array, rope: Rope) -> Array:
-        """x [tokens, heads, head_dim], adjacent pairs."""
-        pairs = np.arange(rope.dim // 2)
-        angles = np.arange(len(x))[:, None] / rope.scale * rope.theta ** (-2 * pairs / rope.dim)
-        cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
-        out = x.copy()
-        even, odd = x[..., 0 : rope.dim : 2], x[..., 1 : rope.dim : 2]
-        out[..., 0 : rope.dim : 2], out[..., 1 : rope.dim : 2] = even * cos - odd * sin, even * sin + odd * cos
-        return out
-
-    def attend(self, x: Array, layer: Layer) -> Array:
-        config, stage = self.model.config, layer.attention_in
-        tokens, normed = len(x), self.norm(x, stage.norm)
-        q = self.rope(self.linear(normed, stage.q).reshape(tokens, -1, config.head_dim), stage.rope)
-        k = self.rope(self.linear(normed, stage.k).reshape(tokens, -1, config.head_dim), stage.rope)
-        v = self.linear(normed, stage.v).reshape(tokens, -1, config.head_dim)
-        group = config.num_q_heads // config.num_kv_heads
-        k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
-        scores = np.einsum("thd,shd->hts", q, k) * layer.attention.scale
-        scores += np.triu(np.full((tokens, tokens), -np.inf), 1)
-        probs = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        probs /= probs.sum(axis=-1, keepdims=True)
-        return self.linear(np.einsum("hts,shd->thd", probs, v).reshape(tokens, -1), layer.attention_out.o)
-
-    def mlp(self, x: Array, layer: Layer) -> Array:
-        normed = self.norm(x, layer.mlp.norm)
-        gate = self.linear(normed, layer.mlp.gate)
-        return self.linear(gate / (1 + np.exp(-gate)) * self.linear(normed, layer.mlp.up), layer.mlp.down)
-
-    def logits(self, ids: list[int]) -> Array:
-        x = self.weight(self.model.embed)[ids]
-        for layer in self.model.layers:
-            x = x + self.attend(x, layer)
-            x = x + self.mlp(x, layer)
-        return self.linear(self.norm(x, self.model.final_norm), self.model.head)
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0"])

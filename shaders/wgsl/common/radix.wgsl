@@ -9,8 +9,8 @@
 // independent of the order in which threads add.
 
 const BINS: u32 = 2048u;
-const BINS_PER_THREAD: u32 = BINS / WG;
 const LEVELS: u32 = 3u;
+const SHARE: u32 = 0xffffffffu;
 
 // The ranks under search: `base` to `base + span`.
 struct Window {
@@ -23,8 +23,7 @@ struct Window {
 }
 
 var<workgroup> bins: array<atomic<u32>, BINS>;
-var<workgroup> thread_sums: array<u32, WG>;
-var<workgroup> group_sums: array<u32, GROUP>;
+var<workgroup> sums: array<u32, WG>;
 var<workgroup> picked: Window;
 
 fn whole_window(goal: u32) -> Window {
@@ -39,67 +38,47 @@ fn add_weight(window: Window, rank: u32, weight: u32) {
 }
 
 fn clear_bins(local: u32) {
-    for (var i = 0u; i < BINS_PER_THREAD; i++) {
-        atomicStore(&bins[local + i * WG], 0u);
+    for (var bin = local; bin < BINS; bin += WG) {
+        atomicStore(&bins[bin], 0u);
     }
     workgroupBarrier();
 }
 
+// Leaves in sums[t] the weight of all bins up to those of thread t.
 fn sum_bins(local: u32) {
     workgroupBarrier();
     var own = 0u;
-    for (var i = 0u; i < BINS_PER_THREAD; i++) {
-        own += atomicLoad(&bins[local * BINS_PER_THREAD + i]);
+    for (var i = 0u; i < BINS / WG; i++) {
+        own += atomicLoad(&bins[local * (BINS / WG) + i]);
     }
-    thread_sums[local] = own;
-    workgroupBarrier();
-    if (local < GROUP) {
-        var sum = 0u;
-        for (var i = 0u; i < GROUP; i++) {
-            sum += thread_sums[local * GROUP + i];
-        }
-        group_sums[local] = sum;
+    sums[local] = own;
+    for (var reach = 1u; reach < WG; reach *= 2u) {
+        workgroupBarrier();
+        let left = select(0u, sums[max(local, reach) - reach], local >= reach);
+        workgroupBarrier();
+        sums[local] += left;
     }
     workgroupBarrier();
 }
 
-// The window of the bin in which the sum reaches the goal: first the group of threads that summed it, then the thread,
-// then the bin. The last of each is taken untested, so a goal out of reach ends at the last bin.
-fn reached(window: Window) -> Window {
-    var before = window.before;
-    var at = 0u;
-    for (var i = 1u; i < GROUP && before + group_sums[at] < window.goal; i++) {
-        before += group_sums[at];
-        at++;
-    }
-    at *= GROUP;
-    for (var i = 1u; i < GROUP && before + thread_sums[at] < window.goal; i++) {
-        before += thread_sums[at];
-        at++;
-    }
-    at *= BINS_PER_THREAD;
-    for (var i = 1u; i < BINS_PER_THREAD && before + atomicLoad(&bins[at]) < window.goal; i++) {
-        before += atomicLoad(&bins[at]);
-        at++;
-    }
-    let width = 1u << window.shift;
-    let shift = select(0u, 10u, window.shift == 21u);
-    return Window(window.base + at * width, width - 1u, shift, window.goal, before, atomicLoad(&bins[at]));
-}
-
-// A goal of 0 stands for `share` of all weight.
+// The window of the bin in which the sum reaches the goal; the last bin for a goal out of reach. A goal of SHARE stands
+// for `share` of all weight.
 fn narrow(local: u32, window: Window, share: f32) -> Window {
     sum_bins(local);
-    if (local == 0u) {
-        var whole = window;
-        if (window.goal == 0u) {
-            var total = 0u;
-            for (var i = 0u; i < GROUP; i++) {
-                total += group_sums[i];
-            }
-            whole.goal = clamp(u32(ceil(share * f32(total))), 1u, total);
+    let total = sums[WG - 1u];
+    let goal = select(window.goal, clamp(u32(ceil(share * f32(total))), 1u, total), window.goal == SHARE);
+    var before = window.before + select(0u, sums[max(local, 1u) - 1u], local > 0u);
+    let last = local == WG - 1u;
+    if (before < goal && (last || window.before + sums[local] >= goal)) {
+        var bin = local * (BINS / WG);
+        let end = bin + BINS / WG - 1u;
+        while (bin < end && before + atomicLoad(&bins[bin]) < goal) {
+            before += atomicLoad(&bins[bin]);
+            bin++;
         }
-        picked = reached(whole);
+        let width = 1u << window.shift;
+        let shift = select(0u, 10u, window.shift == 21u);
+        picked = Window(window.base + bin * width, width - 1u, shift, goal, before, atomicLoad(&bins[bin]));
     }
     return workgroupUniformLoad(&picked);
 }

@@ -7,6 +7,11 @@
 const VANISHED: f32 = 745.0;
 const LOG2_E: f32 = 1.4426950408889634;
 
+// The searches, in order: the k-th rank by count, the end of the nucleus by mass, the last id kept at that rank.
+const TOP_K: u32 = 0u;
+const TOP_P: u32 = 1u;
+const TIED: u32 = 2u;
+
 struct Params {
     row: u32,
     top_k: u32,
@@ -54,131 +59,115 @@ fn largest_logit(local: u32, row: u32) -> vec2u {
     return reduce_best(local, ranks, ids_of(quads));
 }
 
-fn gather_share(first: u32, apart: u32) {
-    var sum = 0.0;
-    for (var i = 0u; i < GROUP; i++) {
-        sum += shares[first + i * apart];
-    }
-    shares[first] = sum;
-}
-
-fn softmax_of(local: u32, p: Params, best: u32, limit: u32) -> Softmax {
-    var softmax = Softmax(value_of(best), LOG2_E / max(p.temperature, 1e-30), 1.0);
+// Of the tokens up to the limit.
+fn softmax_of(local: u32, p: Params, support: Support) -> Softmax {
+    var softmax = Softmax(value_of(support.best), LOG2_E / max(p.temperature, 1e-30), 1.0);
     var four = vec4f(0.0);
     for (var quad = local; quad < num_quads(); quad += WG) {
         let ranks = quad_ranks(p.row, quad);
-        four += select(vec4f(0.0), powers(softmax, ranks), ranks <= vec4u(limit));
+        four += select(vec4f(0.0), powers(softmax, ranks), ranks <= vec4u(support.limit));
     }
     shares[local] = (four.x + four.y) + (four.z + four.w);
-    workgroupBarrier();
-    if (local < GROUP) {
-        gather_share(local * GROUP, 1u);
-    }
-    workgroupBarrier();
-    if (local == 0u) {
-        gather_share(0u, GROUP);
+    for (var reach = WG / 2u; reach > 0u; reach /= 2u) {
+        workgroupBarrier();
+        if (local < reach) {
+            shares[local] += shares[local + reach];
+        }
     }
     softmax.scale = 0x1p31f / workgroupUniformLoad(&shares[0]);
     return softmax;
 }
 
-fn fill_counts(local: u32, row: u32, window: Window) {
+fn fill_bins(local: u32, row: u32, search: u32, window: Window, limit: u32, softmax: Softmax) {
     for (var quad = local; quad < num_quads(); quad += WG) {
         let ranks = quad_ranks(row, quad);
-        add_weight(window, ranks.x, 1u);
-        add_weight(window, ranks.y, 1u);
-        add_weight(window, ranks.z, 1u);
-        add_weight(window, ranks.w, 1u);
+        var keys = ranks;
+        var weights = vec4u(1u);
+        if (search == TOP_P) {
+            weights = masses(softmax, ranks);
+        } else if (search == TIED) {
+            keys = ids_of(vec4u(quad));
+            weights = vec4u(ranks == vec4u(limit));
+        }
+        add_weight(window, keys.x, weights.x);
+        add_weight(window, keys.y, weights.y);
+        add_weight(window, keys.z, weights.z);
+        add_weight(window, keys.w, weights.w);
     }
 }
 
-fn fill_masses(local: u32, row: u32, window: Window, softmax: Softmax) {
-    for (var quad = local; quad < num_quads(); quad += WG) {
-        let ranks = quad_ranks(row, quad);
-        let four = masses(softmax, ranks);
-        add_weight(window, ranks.x, four.x);
-        add_weight(window, ranks.y, four.y);
-        add_weight(window, ranks.z, four.z);
-        add_weight(window, ranks.w, four.w);
-    }
-}
-
-// Ids stand in for ranks, and only the tokens at the limit count.
-fn fill_tied(local: u32, row: u32, window: Window, limit: u32) {
-    for (var quad = local; quad < num_quads(); quad += WG) {
-        let tied = vec4u(quad_ranks(row, quad) == vec4u(limit));
-        let ids = ids_of(vec4u(quad));
-        add_weight(window, ids.x, tied.x);
-        add_weight(window, ids.y, tied.y);
-        add_weight(window, ids.z, tied.z);
-        add_weight(window, ids.w, tied.w);
-    }
-}
-
-// Rank of the k-th largest logit.
-fn top_k_limit(local: u32, p: Params) -> u32 {
-    var window = whole_window(p.top_k);
+fn run_search(local: u32, p: Params, search: u32, support: Support, softmax: Softmax, goal: u32) -> Window {
+    var window = whole_window(goal);
     for (var level = 0u; level < LEVELS; level++) {
+        if (search == TOP_P) {
+            window.span = min(window.span, support.limit - window.base);
+        }
         clear_bins(local);
-        fill_counts(local, p.row, window);
-        window = narrow(local, window, 0.0);
-        if (window.before + window.weight == window.goal) {
+        fill_bins(local, p.row, search, window, support.limit, softmax);
+        window = narrow(local, window, p.top_p);
+        if (search == TOP_K && window.before + window.weight == goal) {
             break;
         }
     }
-    return window.base + window.span;
+    return window;
 }
 
-// The id of the num-th token at the limit.
-fn last_tied_id(local: u32, row: u32, limit: u32, num: u32) -> u32 {
-    var window = whole_window(num);
-    for (var level = 0u; level < LEVELS; level++) {
-        clear_bins(local);
-        fill_tied(local, row, window, limit);
-        window = narrow(local, window, 0.0);
+// What a search has to reach; 0 where it has nothing to do.
+fn goal_of(p: Params, search: u32, num_tied: u32) -> u32 {
+    switch search {
+        case TOP_K: { return select(0u, p.top_k, p.top_k < vocab.vocab_size); }
+        case TOP_P: { return select(0u, SHARE, p.top_p < 1.0); }
+        default: { return num_tied; }
     }
-    return window.base;
 }
 
-// (limit, last tied id) of the smallest prefix whose probabilities reach top_p.
-fn top_p_limit(local: u32, p: Params, best: u32, limit: u32) -> vec2u {
-    let softmax = softmax_of(local, p, best, limit);
-    var window = whole_window(0u);
-    for (var level = 0u; level < LEVELS; level++) {
-        window.span = min(window.span, limit - window.base);
-        clear_bins(local);
-        fill_masses(local, p.row, window, softmax);
-        window = narrow(local, window, p.top_p);
-    }
-    // At the last level a bin is one rank, so its weight is that of its tied tokens.
+// How many of the tokens that share the last rank top-p keeps; 0 for all. A bin of the last level is one rank.
+fn tied_to_keep(window: Window, softmax: Softmax) -> u32 {
     let mass = max(masses(softmax, vec4u(window.base)).x, 1u);
     let tied = (window.weight + mass / 2u) / mass;
     let needed = (window.goal - window.before + mass - 1u) / mass;
-    if (needed >= tied) {
-        return vec2u(window.base, OUTSIDE);
-    }
-    return vec2u(window.base, last_tied_id(local, p.row, window.base, needed));
+    return select(0u, needed, needed < tied);
 }
 
+// A token has min_p of the largest probability where its logit is at most -ln(min_p) * temperature below the largest.
+fn min_p_limit(p: Params, best: u32) -> u32 {
+    let depth = select(VANISHED, clamp(-log(p.min_p), 0.0, VANISHED), p.min_p > 0.0);
+    return rank_of(value_of(best) - depth * p.temperature);
+}
+
+// The searches share one loop because a software adapter runs, masked, also the code that a workgroup skips.
 fn find_support(local: u32, p: Params) -> Support {
     let largest = largest_logit(local, p.row);
     if (!(p.temperature > 0.0) || largest.x >= NEG_INF) {
         return Support(largest.x, largest.x, largest.y);
     }
-    var found = vec2u(NEG_INF, OUTSIDE);
-    if (p.top_k > 0u && p.top_k < vocab.vocab_size) {
-        found.x = top_k_limit(local, p);
+    var support = Support(largest.x, NEG_INF, OUTSIDE);
+    var softmax = Softmax(0.0, 0.0, 0.0);
+    var num_tied = 0u;
+    for (var search = TOP_K; search <= TIED; search++) {
+        let goal = goal_of(p, search, num_tied);
+        if (goal == 0u) {
+            continue;
+        }
+        if (search == TOP_P) {
+            softmax = softmax_of(local, p, support);
+        }
+        let window = run_search(local, p, search, support, softmax, goal);
+        if (search == TIED) {
+            support.last_tied = window.base;
+        } else {
+            support.limit = window.base + window.span;
+        }
+        if (search == TOP_P) {
+            num_tied = tied_to_keep(window, softmax);
+        }
     }
-    if (p.top_p < 1.0) {
-        found = top_p_limit(local, p, largest.x, found.x);
+    let limit = min_p_limit(p, support.best);
+    if (limit < support.limit) {
+        support.limit = limit;
+        support.last_tied = OUTSIDE;
     }
-    // A token has min_p of the largest probability where its logit is at most -ln(min_p) * temperature lower.
-    let depth = select(VANISHED, clamp(-log(p.min_p), 0.0, VANISHED), p.min_p > 0.0);
-    let floor_rank = rank_of(value_of(largest.x) - depth * p.temperature);
-    if (floor_rank < found.x) {
-        found = vec2u(floor_rank, OUTSIDE);
-    }
-    return Support(largest.x, found.x, found.y);
+    return support;
 }
 
 fn in_support(support: Support, ranks: vec4u, ids: vec4u) -> vec4<bool> {
