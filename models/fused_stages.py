@@ -89,9 +89,7 @@ def mlp(context: StageContext, stage: Mlp, next_norm: Norm) -> list[Dispatch]:
 def head(context: StageContext, stage: Linear) -> list[Dispatch]:
     """The last norm and the logits of the step's samples."""
     matrix = context.weights.matrix(stage.weight)
-    return matmul.head(
-        context.matmul, matrix, context.scratch.folded, context.logits, y_stride=context.logits_stride
-    )
+    return matmul.head(context.matmul, matrix, context.scratch.folded, context.logits, y_stride=context.logits_stride)
 
 
 def _out(context: StageContext, stage: Linear, x: Buffer, next_norm: Norm) -> list[Dispatch]:

@@ -47,7 +47,8 @@ class Weights:
         key = (names, padded)
         if key not in self._vectors:
             parts = [
-                self.values(name) if name is not None else np.zeros(sizes[i], np.float32) for i, name in enumerate(names)
+                self.values(name) if name is not None else np.zeros(sizes[i], np.float32)
+                for i, name in enumerate(names)
             ]
             self._vectors[key] = self._packer.vector(names[0] or "zeros", np.concatenate(parts), padded)
         return self._vectors[key]

@@ -1,9 +1,10 @@
 """Records and submits a step's work with the GIL held, so that a busy Python thread beside it cannot slow it down.
 
 cffi gives the GIL away on every call; with 150 dispatches a step, each call would then wait for whoever took it. So
-recording goes through ctypes.PyDLL on the library that wgpu has loaded. Only the wait for the device gives the GIL
-away, and the submit of a software adapter, which returns when the work is done. Raw calls skip wgpu's error checks: everything recorded here was checked when it was bound (shaders/kernel.py)
-and when its grid was made (shaders/run.py). The engine's background thread.
+recording goes through ctypes.PyDLL on the library that wgpu has loaded. Two calls give the GIL away: the wait for the
+device, and the submit of a software adapter, which returns only when earlier work is done. Raw calls skip wgpu's error
+checks: what is recorded here was checked when it was bound (shaders/kernel.py) and when its grid was made
+(shaders/run.py). The engine's background thread.
 """
 
 from __future__ import annotations
@@ -97,7 +98,15 @@ class Recorder:
         self._end_pass = _function(native, "wgpuComputePassEncoderEnd", None, c_void_p)
         self._release_pass = _function(native, "wgpuComputePassEncoderRelease", None, c_void_p)
         self._copy = _function(
-            native, "wgpuCommandEncoderCopyBufferToBuffer", None, c_void_p, c_void_p, c_uint64, c_void_p, c_uint64, c_uint64
+            native,
+            "wgpuCommandEncoderCopyBufferToBuffer",
+            None,
+            c_void_p,
+            c_void_p,
+            c_uint64,
+            c_void_p,
+            c_uint64,
+            c_uint64,
         )
         self._finish = _function(native, "wgpuCommandEncoderFinish", c_void_p, c_void_p, c_void_p)
         self._release_encoder = _function(native, "wgpuCommandEncoderRelease", None, c_void_p)

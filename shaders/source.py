@@ -21,7 +21,9 @@ Access = Literal["read", "read_write", "uniform"]
 ReadFile = Callable[[str], str]
 
 _INCLUDE = re.compile(r'^//!include\s+(?:"([\w/.]+)"|<(\w+)>)\s*$')
-_BINDING = re.compile(r"^@group\(0\)\s*@binding\((\d+)\)\s*var<(storage(?:,\s*(read|read_write))?|uniform)>\s*(\w+)\s*:")
+_BINDING = re.compile(
+    r"^@group\(0\)\s*@binding\((\d+)\)\s*var<(storage(?:,\s*(read|read_write))?|uniform)>\s*(\w+)\s*:"
+)
 _OVERRIDE = re.compile(r"^override\s+(\w+)\s*:")
 _HEADER = re.compile(r"^//\s+(binding|override|slot)\s+(\w+)(?:\s+(read_write|read|uniform))?\b")
 _BARE_VAR = re.compile(r"^\s+var(?:<function>)?\s+\w+\s*(?::[^=;]+)?;")
@@ -118,9 +120,7 @@ def _parse_header(file: str, text: str) -> dict[str, dict[str, str | None]]:
     return header
 
 
-def _parse_declarations(
-    text: list[str], origin: list[tuple[str, int]]
-) -> tuple[tuple[Binding, ...], frozenset[str]]:
+def _parse_declarations(text: list[str], origin: list[tuple[str, int]]) -> tuple[tuple[Binding, ...], frozenset[str]]:
     bindings: list[Binding] = []
     overrides: set[str] = set()
     for line, (file, number) in zip(text, origin, strict=True):
@@ -128,7 +128,9 @@ def _parse_declarations(
         if match is not None:
             if int(match[1]) != len(bindings):
                 raise SourceError(f"{file}:{number}: binding {match[1]} stands where {len(bindings)} is due")
-            access: Access = "uniform" if match[2] == "uniform" else "read_write" if match[3] == "read_write" else "read"
+            access: Access = (
+                "uniform" if match[2] == "uniform" else "read_write" if match[3] == "read_write" else "read"
+            )
             bindings.append(Binding(match[4], access))
         elif line.lstrip().startswith("@group"):
             raise SourceError(f"{file}:{number}: a binding is one line: @group(0) @binding(n) var<...> name: type;")

@@ -46,7 +46,9 @@ def probe(gpu: Gpu) -> Traits:
         return Traits(size, "plain", clusters, f"subgroups have {size} lanes; the fused kernels need a multiple of 8")
     available = gpu.limits["max-storage-buffers-per-shader-stage"]
     if available < _FUSED_STORAGE_BUFFERS:
-        return Traits(size, "plain", clusters, f"only {available} buffers can be bound; {_FUSED_STORAGE_BUFFERS} are needed")
+        return Traits(
+            size, "plain", clusters, f"only {available} buffers can be bound; {_FUSED_STORAGE_BUFFERS} are needed"
+        )
     return Traits(size, "fused", max(clusters, size // 8) if clusters > 1 else 1, f"subgroups have {size} lanes")
 
 

@@ -49,9 +49,7 @@ def embed(
 def rms_norm(context: MatmulContext, x: Buffer, y: Buffer, *, gain: Buffer, width: int, eps: float) -> Dispatch:
     """y[t] = norm of x[t], both [tokens, stride(width)]."""
     vectors = stride(width) // 4
-    shape = context.constants.shape(
-        rows=width, x_stride=vectors, y_stride=vectors, norm_width=width, norm_eps=eps
-    )
+    shape = context.constants.shape(rows=width, x_stride=vectors, y_stride=vectors, norm_width=width, norm_eps=eps)
     kernel = context.kernels.get("rms_norm")
     return Dispatch(single=kernel.bind({"shape": shape, "gain": gain, "x": x, "y": y}), axis="x")
 

@@ -71,9 +71,7 @@ def linear(
     return found
 
 
-def head(
-    context: MatmulContext, matrix: PackedMatrix, norm: FoldedNorm, y: Buffer, *, y_stride: int
-) -> list[Dispatch]:
+def head(context: MatmulContext, matrix: PackedMatrix, norm: FoldedNorm, y: Buffer, *, y_stride: int) -> list[Dispatch]:
     """Logits [samples, y_stride] of the step's samples, the last norm folded in."""
     return [
         _tiled(

@@ -342,12 +342,21 @@ def test_successive_draws_are_independent(kernels: KernelCache, walk: str) -> No
 
 
 def test_rare_tokens_come_as_often_as_they_should(kernels: KernelCache) -> None:
-    logits = np.full(1001, np.log(2e-5), np.float32)  # a thousand tokens share 2 %
-    logits[500] = np.log(0.98)
+    vocab_size, share, num_draws = 131_072, 0.2, 1000  # 1.5e-6 for each of the rare
+    logits = np.full(vocab_size, np.log(share / (vocab_size - 1)), np.float32)
+    logits[500] = np.log(1 - share)
     with bench(kernels, logits) as b:
-        drawn = np.concatenate([b.draw([{"seed": 10_000 * p + i} for i in range(2000)]) for p in range(4)])
-    rare = int((drawn != 500).sum())
-    assert abs(rare - 160) < 4.9 * (8000 * 0.02 * 0.98) ** 0.5
+        drawn = b.draw([{"seed": 77, "position": i} for i in range(num_draws)])
+    rare = drawn[drawn != 500]
+    assert abs(len(rare) - share * num_draws) < 4.9 * (num_draws * share * (1 - share)) ** 0.5
+    assert chi_square_z(rare * 10 // vocab_size, np.full(10, 0.1)) < 4.8
+
+
+def test_equal_tokens_of_a_large_vocabulary_share_evenly(kernels: KernelCache) -> None:
+    with bench(kernels, np.zeros(262_144, np.float32)) as b:
+        drawn = b.draw([{"seed": i} for i in range(500)])
+    assert chi_square_z(drawn >> 13, np.full(32, 1 / 32)) < 4.8  # equal noise would favour low ids
+    assert chi_square_z(drawn & 15, np.full(16, 1 / 16)) < 4.8
 
 
 def test_writes_each_slot_and_sample(kernels: KernelCache) -> None:
