@@ -254,10 +254,7 @@ def write_inline(
     for token in children:
         if token.type == "text":
             cursor.insertText(token.content, formats[-1])
-        elif token.type in (
-            "softbreak",
-            "hardbreak",
-        ):  # models mean a line's end where they write one: poems, addresses
+        elif token.type in ("softbreak", "hardbreak"):  # models mean the line ends that they write
             cursor.insertText("\u2028", formats[-1])
         elif token.type == "code_inline":
             _inline_code(cursor, token.content, formats[-1], style, decorations)

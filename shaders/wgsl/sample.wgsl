@@ -5,7 +5,7 @@
 // binding   logits       read        [rows][quads_per_row] f32 bits, four to an element
 // binding   last_tokens  read_write  [slots] the token that a sequence feeds to its next step
 // binding   tokens       read_write  [samples] what was drawn, for the host
-// override  WG  threads per workgroup, a power of two up to 2048
+// override  WG  threads per workgroup, a power of two from 8 to 256
 // source    Gumbel 1954, for the draw: the largest of logit / temperature + noise is distributed as softmax
 override WG: u32 = 256u;
 

@@ -4,7 +4,7 @@
 // binding   vocab    uniform     vocab_size and quads per row
 // binding   logits   read        [rows][quads_per_row] f32 bits, four to an element
 // binding   bitmask  read_write  [samples][ceil(vocab_size / 32)], low bit = lowest id
-// override  WG  threads per workgroup, a power of two up to 2048
+// override  WG  threads per workgroup, a power of two from 8 to 256
 override WG: u32 = 256u;
 
 @group(0) @binding(0) var<storage, read> step: array<vec4u>;

@@ -10,7 +10,7 @@
 
 const BINS: u32 = 2048u;
 const LEVELS: u32 = 3u;
-const SHARE: u32 = 0xffffffffu;
+const SHARE: u32 = 0xffffffffu;  // as a goal: a share of all weight, known once the bins are summed
 
 // The ranks under search: `base` to `base + span`.
 struct Window {
@@ -61,8 +61,7 @@ fn sum_bins(local: u32) {
     workgroupBarrier();
 }
 
-// The window of the bin in which the sum reaches the goal; the last bin for a goal out of reach. A goal of SHARE stands
-// for `share` of all weight.
+// The window of the bin in which the sum reaches the goal; the last bin for a goal out of reach.
 fn narrow(local: u32, window: Window, share: f32) -> Window {
     sum_bins(local);
     let total = sums[WG - 1u];

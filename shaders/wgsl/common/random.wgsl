@@ -1,19 +1,21 @@
 // Random numbers as a function of (seed, position, token), so that a draw depends neither on its company in the batch
 // nor on the order in which a workgroup runs. One hash serves four neighbouring tokens.
 
-// pcg4d of Jarzynski and Olano 2020, "Hash Functions for GPU Rendering", JCGT 9(3).
-fn scramble(words: vec4u) -> vec4u {
-    var v = words * 1664525u + 1013904223u;
-    v.x += v.y * v.w;
-    v.y += v.z * v.x;
-    v.z += v.x * v.y;
-    v.w += v.y * v.z;
-    v ^= v >> vec4u(16u);
+fn stir(words: vec4u) -> vec4u {
+    var v = words;
     v.x += v.y * v.w;
     v.y += v.z * v.x;
     v.z += v.x * v.y;
     v.w += v.y * v.z;
     return v;
+}
+
+// pcg4d of Jarzynski and Olano 2020, "Hash Functions for GPU Rendering", JCGT 9(3), with a third round: after two,
+// the pairs of neighbouring counters are still not quite even.
+fn scramble(words: vec4u) -> vec4u {
+    var v = stir(words * 1664525u + 1013904223u);
+    v = stir(v ^ (v >> vec4u(16u)));
+    return stir(v ^ (v >> vec4u(16u)));
 }
 
 // One stream per sequence and position. Mixed apart from the counter: neighbouring positions must not resemble

