@@ -92,7 +92,7 @@ def test_shape(name: str, kernels: str, tmp_path: Path, rows_of: Callable) -> No
     plan = check_against_numpy(write_llama(tmp_path / "random.gguf", shape), kernels, rows_of)
     assert (plan.fused, plan.plain) == (fused, NUM_STAGES - fused)
     kernel_names = [dispatch.single.kernel.name for dispatch in plan.layers + plan.head]
-    assert kernel_names.count("norm_prepare") == prepared
+    assert kernel_names.count("norm_prepare.wgsl") == prepared
 
 
 @pytest.mark.parametrize("kernels", ["fused", "plain"])
@@ -111,5 +111,5 @@ def test_matrices_in_many_windows(
     monkeypatch.setattr(shaders.packing, "STAGING_BYTES", 64 << 10)
     shape = Shape(hidden=256, vocab_size=1001, intermediate=480, head_dim=64, type=block_type, context=64)
     plan = check_against_numpy(write_llama(tmp_path / "wide.gguf", shape), kernels, rows_of)
-    heads = [dispatch for dispatch in plan.head if dispatch.single.kernel.name in ("head_fused", "linear")]
+    heads = [dispatch for dispatch in plan.head if dispatch.single.kernel.name in ("head_fused.wgsl", "linear.wgsl")]
     assert len(heads) == {"F32": 4, "Q8_0": 1}[block_type]
