@@ -79,8 +79,8 @@ def display_name(path: Path) -> str:
 
 def _limits(options: LoadOptions, model: Model) -> TableLimits:
     trained = model.config.context_length
-    if options.context is not None and not 1 <= options.context <= trained:
-        raise ModelNotLoaded(f"A context of {options.context} is not possible: this model reaches from 1 to {trained}.")
+    if options.context is not None and not 2 <= options.context <= trained:
+        raise ModelNotLoaded(f"A context of {options.context} is not possible: this model takes 2 to {trained} tokens.")
     context = options.context or min(trained, DEFAULT_CONTEXT)
     return TableLimits(
         vocab_size=model.config.vocab_size,

@@ -70,7 +70,7 @@ class Gpu:
 
     def uniform_storage(self, name: str, size: int) -> Buffer:
         """A zeroed buffer for constant blocks."""
-        return self._create(name, size, "UNIFORM|COPY_DST")
+        return self._create(name, size, "UNIFORM|STORAGE|COPY_DST")
 
     def uniform(self, name: str, data: npt.NDArray[np.generic]) -> Buffer:
         """A constant block of a few words."""

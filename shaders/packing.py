@@ -126,6 +126,7 @@ class Packer:
         whole[: values.size] = values
         vector = self._arena.take(name, whole.nbytes)
         self._gpu.write(vector, 0, whole)
+        self._moved(values.nbytes)
         return vector
 
     def finish(self) -> None:
@@ -138,6 +139,8 @@ class Packer:
         tile_bytes = TILE_ROWS * k_blocks * 4 * max(format.words_per_64, format.scale_words_per_64)
         tiles = -(-rows // TILE_ROWS)
         per_window = min(tiles, self._gpu.max_binding_bytes // tile_bytes)
+        if per_window == 0:
+            raise BindingError(f"{name}: {TILE_ROWS} of its rows are larger than one binding of this device")
         windows = []
         for tile in range(0, tiles, per_window):
             count = min(per_window, tiles - tile)

@@ -1,7 +1,7 @@
 // linear: y[t,:] = W x[t,:] + bias, the plain mat-mul; it needs no subgroups
 // grid      (tiles of 32 rows / CLUSTERS, tokens / TILE, 1), a cluster per tile of rows
 // binding   step     read        header and rows of the step
-// binding   shape    uniform     sizes and strides
+// binding   shape    read        sizes and strides; no uniform, since lavapipe would compile the kernel anew for each
 // binding   weights  read        [rows/8][K/64][8] words of the packed matrix
 // binding   scales   read        [rows/8][K/64][8] scale words
 // binding   bias     read        [rows] f32; read only with BIAS
@@ -18,7 +18,7 @@ override BIAS: bool = false;
 override SAMPLED: bool = false;
 
 @group(0) @binding(0) var<storage, read> step: array<vec4u>;
-@group(0) @binding(1) var<uniform> shape: Shape;
+@group(0) @binding(1) var<storage, read> shape: Shape;
 @group(0) @binding(2) var<storage, read> weights: array<WeightWord>;
 @group(0) @binding(3) var<storage, read> scales: array<ScaleWord>;
 @group(0) @binding(4) var<storage, read> bias: array<f32>;

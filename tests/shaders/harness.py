@@ -22,6 +22,7 @@ from shaders.ops.matmul import MatmulContext, stride
 from shaders.packing import PackedMatrix, Packer, RawMatrix
 from shaders.run import submit
 from shaders.step_table import StepTable
+from shaders.traits import Traits, probe
 
 BLOCKS = {block.name: block for block in BLOCK_TYPES.values()}
 MAX_ROWS = 64
@@ -102,12 +103,19 @@ class Bench:
         self.step = self.gpu.storage("step", self.table.data.nbytes)
         self.empty = self.gpu.storage("empty", 16)
         self._packer = Packer(self.gpu, kernels, lambda moved: None)
+        self._traits: Traits | None = None
         self._matrices: dict[tuple[object, ...], tuple[PackedMatrix, npt.NDArray[np.float64]]] = {}
 
     def context(self, clusters: int = 1) -> MatmulContext:
         return MatmulContext(
             kernels=self.kernels, constants=self.constants, step=self.step, empty=self.empty, clusters=clusters
         )
+
+    def need_subgroups(self) -> None:
+        """Skip the test where the fused kernels cannot run."""
+        self._traits = self._traits or probe(self.gpu)
+        if self._traits.kernel_set == "plain":
+            pytest.skip(self._traits.reason)
 
     def matrix(
         self, block: str, rows: Sequence[int], k: int, *, interleaved: bool = False, window_tiles: int = 0

@@ -152,6 +152,7 @@ def linear_case(
 def head_case(
     bench: Bench, block: str, rows: int, k: int, *, clusters: int, window_tiles: int = 0, unit: bool = False
 ) -> Case:
+    bench.need_subgroups()
     matrix, weights = bench.matrix(block, [rows], k, window_tiles=window_tiles)
     normed = normed_input(bench, k, unit=unit)
     width = rows + 3
@@ -172,6 +173,7 @@ def head_case(
 def gate_up_case(
     bench: Bench, block: str, outputs: int, k: int, *, clusters: int, window_tiles: int = 0, unit: bool = False
 ) -> Case:
+    bench.need_subgroups()
     matrix, weights = bench.matrix(block, [outputs, outputs], k, interleaved=True, window_tiles=window_tiles)
     normed = normed_input(bench, k, unit=unit)
     width = stride(outputs)
@@ -200,6 +202,7 @@ def out_case(
     window_tiles: int = 0,
     residual_size: float = 1.0,
 ) -> Case:
+    bench.need_subgroups()
     matrix, weights = bench.matrix(block, [rows], k, window_tiles=window_tiles)
     rng = rng_of("out", rows, k)
     x = padded(rng_of("x", k).normal(0, 1, (TOKENS, k)), stride(k))

@@ -16,7 +16,7 @@ from shaders.ops.attention import quads
 from shaders.ops.matmul import stride
 from shaders.packing import TILE_ROWS, PackedMatrix
 from tests.shaders import reference
-from tests.shaders.harness import POISON, Bench, Floats, rng_of
+from tests.shaders.harness import POISON, Bench, Floats
 from tests.shaders.matmul_cases import TOKENS, Case, blank, normed_input, some_bias, widened
 from tests.shaders.reference import PAGE_TOKENS, Real, Truth
 
@@ -105,6 +105,7 @@ def qkv_case(
     turned: bool = True,
 ) -> QkvCase:
     """With turned=False every rotation is by nothing, so that what comes out is what went in."""
+    bench.need_subgroups()
     num_q, num_kv, dim, rope_dim = heads
     sizes = [num_q * dim, num_kv * dim, num_kv * dim]
     packed, weights = matrices(bench, blocks, sizes, k, window_tiles)

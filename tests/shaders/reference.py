@@ -83,7 +83,7 @@ def rope_table(positions: int, rope_dim: int, theta: float = 10000.0) -> Real:
 
 
 def rotate(x: Truth, turns: Real) -> Truth:
-    """Turn adjacent pairs of each head's leading elements; x [tokens, heads, head_dim], turns [tokens, rope_dim/2, 2]."""
+    """Turn adjacent pairs of leading elements; x [tokens, heads, head_dim], turns [tokens, rope_dim/2, 2]."""
     value, size = x.value.copy(), x.size.copy()
     rope_dim = 2 * turns.shape[1]
     cos, sin = turns[:, None, :, 0], turns[:, None, :, 1]
@@ -96,7 +96,7 @@ def rotate(x: Truth, turns: Real) -> Truth:
 
 
 def attention(q: Real, keys: Real, values: Real, scale: float) -> Truth:
-    """softmax(scale q K^T) V of one token; q [num_q_heads, head_dim], keys and values [tokens, num_kv_heads, head_dim]."""
+    """softmax(scale q K^T) V of one token; q [heads, head_dim], keys and values [tokens, kv_heads, head_dim]."""
     shared_by = q.shape[0] // keys.shape[1]
     wide_keys, wide_values = (np.repeat(a, shared_by, axis=1) for a in (keys, values))
     scores = scale * np.einsum("hd,thd->ht", q, wide_keys)

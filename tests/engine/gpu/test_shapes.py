@@ -23,32 +23,23 @@ NUM_STAGES = 8
 # Shape, stages that are fused, norms prepared on their own because a plain stage wrote the residual.
 SHAPES = {
     "F32": (Shape(), 8, 0),
-    "F16": (Shape(type="F16"), 8, 0),
-    "BF16": (Shape(type="BF16"), 8, 0),
-    "Q8_0": (Shape(type="Q8_0"), 8, 0),
-    "Q4_0": (Shape(type="Q4_0"), 8, 0),
     "Q4_1": (Shape(type="Q4_1"), 8, 0),
-    "untied": (Shape(tied=False, type="Q4_1", types={"head": "Q8_0", "embd": "F16"}), 8, 0),
-    "odd vocabulary": (Shape(vocab_size=517, type="Q8_0"), 8, 0),
-    "few tokens": (Shape(vocab_size=3), 8, 0),
-    "hidden 96": (Shape(hidden=96, type="Q4_1"), 8, 0),
+    "untied, odd vocabulary": (Shape(tied=False, vocab_size=517, type="Q4_1", types={"head": "Q8_0"}), 8, 0),
+    "three tokens, one head": (Shape(vocab_size=3, num_q_heads=1, num_kv_heads=1, head_dim=64), 8, 0),
+    "hidden 96, some biases": (Shape(hidden=96, type="Q4_1", biases=("k",)), 8, 0),
     "hidden 160": (Shape(hidden=160, intermediate=96, type="Q4_0"), 8, 0),
-    "hidden 72, in floats": (Shape(hidden=72, intermediate=136), 8, 0),
-    "hidden 72, in halves": (Shape(hidden=72, intermediate=136, type="F16"), 8, 0),
-    "one head": (Shape(num_q_heads=1, num_kv_heads=1, head_dim=64), 8, 0),
-    "a kv head for each": (Shape(num_q_heads=4, num_kv_heads=4), 8, 0),
+    "hidden 72": (Shape(hidden=72, intermediate=136), 8, 0),
+    "hidden and heads of 72": (Shape(hidden=72, intermediate=136, head_dim=72, type="F16"), 8, 0),
+    "a kv head for each, scaled": (Shape(num_q_heads=4, num_kv_heads=4, rope_scale=4.0), 8, 0),
     "three to a kv head": (Shape(num_q_heads=9, num_kv_heads=3, type="Q4_1"), 8, 0),
     "seven to a kv head": (Shape(num_q_heads=7, num_kv_heads=1), 8, 0),
     "eight to a kv head": (Shape(num_q_heads=16, num_kv_heads=2, head_dim=16), 8, 0),
     "heads of 8": (Shape(head_dim=8, num_q_heads=6, num_kv_heads=2), 8, 0),
-    "heads of 72": (Shape(head_dim=72), 8, 0),
     "heads of 80": (Shape(head_dim=80, type="Q8_0"), 8, 0),
     "heads of 128": (Shape(head_dim=128, type="Q4_0"), 8, 0),
-    "heads of 256": (Shape(head_dim=256, num_q_heads=2, num_kv_heads=1), 8, 0),
+    "heads of 256": (Shape(head_dim=256, num_q_heads=2, num_kv_heads=1, type="BF16"), 8, 0),
     "biases": (Shape(biases=("q", "k", "v", "output")), 8, 0),
-    "some biases": (Shape(biases=("k",), type="Q4_1"), 8, 0),
     "part of a head rotated": (Shape(rope_dim=12), 8, 0),
-    "linear scale": (Shape(rope_scale=4.0), 8, 0),
     "frequency factors": (Shape(rope_factors=True, rope_scale=2.0, rope_dim=24), 8, 0),
     "v of another type": (Shape(type="Q4_1", types={"v": "Q8_0", "down": "F16"}), 8, 0),
     "three types and biases": (Shape(types={"q": "Q4_0", "k": "BF16"}, biases=("q", "v")), 8, 0),
@@ -57,6 +48,21 @@ SHAPES = {
     "both unlike": (Shape(head_dim=40, num_kv_heads=1, types={"v": "F16", "up": "BF16"}), 4, 1),
     "mlp of odd rows": (Shape(intermediate=100), 6, 2),
 }
+PLAIN_TOO = (
+    "F32",
+    "Q4_1",
+    "untied, odd vocabulary",
+    "hidden and heads of 72",
+    "seven to a kv head",
+    "heads of 256",
+    "biases",
+    "frequency factors",
+    "mlp of odd rows",
+)
+"""Plain kernels have fewer ways to be put together, and take long to compile on a software adapter."""
+
+BOUND = 2e-4
+"""These logits reach 8 and come out within 2e-5 on a software adapter."""
 
 
 def plan_of(model) -> Plan:
@@ -77,39 +83,45 @@ def check_against_numpy(path: Path, kernels: str | None, rows_of: Callable) -> P
         plan = plan_of(model)
     finally:
         model.table.close()
-    bound = 2e-4 * max(1.0, float(np.abs(expected).max()))
-    np.testing.assert_allclose(logits, expected, atol=bound, rtol=0)
-    np.testing.assert_allclose(first, expected[:1], atol=bound, rtol=0)
+    np.testing.assert_allclose(logits, expected, atol=BOUND, rtol=0)
+    np.testing.assert_allclose(first, expected[:1], atol=BOUND, rtol=0)
     return plan
 
 
-@pytest.mark.parametrize("kernels", ["fused", "plain"])
 @pytest.mark.parametrize("name", SHAPES)
-def test_shape(name: str, kernels: str, tmp_path: Path, rows_of: Callable) -> None:
+def test_fused(name: str, tmp_path: Path, rows_of: Callable) -> None:
     shape, fused, prepared = SHAPES[name]
-    if kernels == "plain":
-        fused = prepared = 0
-    plan = check_against_numpy(write_llama(tmp_path / "random.gguf", shape), kernels, rows_of)
+    plan = check_against_numpy(write_llama(tmp_path / "random.gguf", shape), "fused", rows_of)
     assert (plan.fused, plan.plain) == (fused, NUM_STAGES - fused)
     kernel_names = [dispatch.single.kernel.name for dispatch in plan.layers + plan.head]
     assert kernel_names.count("norm_prepare.wgsl") == prepared
 
 
-@pytest.mark.parametrize("kernels", ["fused", "plain"])
-@pytest.mark.parametrize("block_type", ["F32", "Q8_0"])
-def test_matrices_in_many_windows(
-    kernels: str, block_type: str, tmp_path: Path, rows_of: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a device that binds 256 KiB at a time, sent over in pieces of 64 KiB."""
+@pytest.mark.parametrize("name", PLAIN_TOO)
+def test_plain(name: str, tmp_path: Path, rows_of: Callable) -> None:
+    plan = check_against_numpy(write_llama(tmp_path / "random.gguf", SHAPES[name][0]), "plain", rows_of)
+    assert (plan.fused, plan.plain) == (0, NUM_STAGES)
+
+
+# On a device that binds few KiB at a time, a head of four windows or of two.
+WINDOWED = {
+    "F32-fused": ("fused", 256, 4, Shape(hidden=256, vocab_size=1001, intermediate=480, head_dim=64)),
+    "F32-plain": ("plain", 256, 4, Shape(hidden=256, vocab_size=1001, intermediate=480, head_dim=64)),
+    "Q4_1-fused": ("fused", 512, 2, Shape(hidden=1024, vocab_size=2001, intermediate=992, type="Q4_1")),
+}
+
+
+@pytest.mark.parametrize("case", WINDOWED)
+def test_matrices_in_windows(case: str, tmp_path: Path, rows_of: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels, binding_kib, num_windows, shape = WINDOWED[case]
 
     def narrow(name: str | None) -> Gpu:
         gpu = open_gpu(name)
-        gpu.limits["max-storage-buffer-binding-size"] = 256 << 10
+        gpu.limits["max-storage-buffer-binding-size"] = binding_kib << 10
         return gpu
 
     monkeypatch.setattr(engine.loader, "open_gpu", narrow)
     monkeypatch.setattr(shaders.packing, "STAGING_BYTES", 64 << 10)
-    shape = Shape(hidden=256, vocab_size=1001, intermediate=480, head_dim=64, type=block_type, context=64)
     plan = check_against_numpy(write_llama(tmp_path / "wide.gguf", shape), kernels, rows_of)
     heads = [dispatch for dispatch in plan.head if dispatch.single.kernel.name in ("head_fused.wgsl", "linear.wgsl")]
-    assert len(heads) == {"F32": 4, "Q8_0": 1}[block_type]
+    assert len(heads) == num_windows
