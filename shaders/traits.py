@@ -40,10 +40,10 @@ def probe(gpu: Gpu) -> Traits:
     if "subgroup" not in gpu.features:
         return Traits(0, "plain", clusters, "the device has no subgroup operations")
     size, sound = _measure_subgroups(gpu)
-    if not sound:
-        return Traits(0, "plain", clusters, "subgroup shuffles give wrong results on this device")
     if size < 8 or size % 8:
         return Traits(size, "plain", clusters, f"subgroups have {size} lanes; the fused kernels need a multiple of 8")
+    if not sound:
+        return Traits(size, "plain", clusters, "subgroup shuffles give wrong results on this device")
     available = gpu.limits["max-storage-buffers-per-shader-stage"]
     if available < _FUSED_STORAGE_BUFFERS:
         return Traits(
