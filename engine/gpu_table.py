@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from engine.errors import DeviceFailed
 from engine.function_table import FROM_DEVICE, RetiredStep, Row, Sample, TableLimits
-from models.runner import Runner
+from models.runner import Part, Runner
 from shaders import step_table
 from shaders.errors import ShaderError
 
@@ -34,6 +34,7 @@ class GpuTable:
         self._rows: Sequence[Row] = ()
         self._sampled_rows: Sequence[int] = ()
         self._samples: Sequence[Sample] = ()
+        self._advanced: tuple[Sequence[Row], Sequence[Sample]] = ((), ())
 
     @property
     def limits(self) -> TableLimits:
@@ -80,52 +81,61 @@ class GpuTable:
     def begin_forward(self) -> None:
         _require(self.in_flight < self._limits.max_in_flight, "steps in flight", self.in_flight)
         self._rows = self._sampled_rows = self._samples = ()
-        with _translated():
-            self._runner.discard()
-            self._runner.begin()
 
     def embed(self, rows: Sequence[Row]) -> None:
         limits = self._limits
         _require(0 < len(rows) <= limits.max_rows, "number of rows", len(rows))
+        vocab, context, slots = limits.vocab_size, limits.context_length, limits.max_slots
         for row in rows:
-            _require(row.token == FROM_DEVICE or 0 <= row.token < limits.vocab_size, "token", row.token)
-            _require(0 <= row.position < limits.context_length, "position", row.position)
-            _require(0 <= row.slot < limits.max_slots, "slot", row.slot)
+            token = row.token
+            known = 0 <= token < vocab or token == FROM_DEVICE
+            if not (known and 0 <= row.position < context and 0 <= row.slot < slots):
+                raise ValueError(f"out of range: {row}")
         self._rows = rows
-        self._runner.embed(len(rows))
 
     def prefill(self) -> None:
-        self._runner.layers(len(self._rows))
+        """Nothing to do: the layers run in every step, and each kernel picks its tile by the number of rows."""
 
     def decode(self) -> None:
-        self._runner.layers(len(self._rows))
+        """As prefill()."""
 
     def logits(self, rows: Sequence[int]) -> None:
         _require(0 < len(rows) <= self._limits.max_samples, "number of samples", len(rows))
-        for row in rows:
-            _require(0 <= row < len(self._rows), "sampled row", row)
+        if min(rows) < 0 or max(rows) >= len(self._rows):
+            raise ValueError(f"sampled rows out of range: {rows}")
         self._sampled_rows = rows
-        self._runner.head(len(self._rows), len(rows))
 
     def sample(self, samples: Sequence[Sample]) -> None:
         _require(len(samples) == len(self._sampled_rows), "number of samples", len(samples))
+        slots = self._limits.max_slots
         for sample, row in zip(samples, self._sampled_rows, strict=True):
-            _require(sample.row == row, "sampled row", sample.row)
-            _require(0 <= sample.slot < self._limits.max_slots, "slot", sample.slot)
+            if sample.row != row or not 0 <= sample.slot < slots:
+                raise ValueError(f"out of range: {sample}")
         self._samples = samples
-        self._runner.sample(len(samples))
 
     def end_forward(self) -> int:
         _require(len(self._rows) > 0, "number of rows", 0)
-        self._fill_table()
-        with _translated():
-            self._runner.submit()
+        parts: list[Part] = ["embed", "layers"]
+        if self._sampled_rows:
+            parts.append("head")
+        if self._samples:
+            parts.append("sample")
+        upload = not _follows(self._rows, self._samples, *self._advanced)
+        if upload:
+            self._fill_table()
+        try:
+            self._runner.submit(parts, upload=upload)
+        except ShaderError as error:
+            raise DeviceFailed(str(error)) from error
+        self._advanced = (self._rows, self._samples) if self._samples else ((), ())
         self._last_submitted += 1
         return self._last_submitted
 
     def retire(self, *, wait: bool) -> RetiredStep | None:
-        with _translated():
+        try:
             tokens = self._runner.retire(wait=wait)
+        except ShaderError as error:
+            raise DeviceFailed(str(error)) from error
         if tokens is None:
             return None
         self._last_retired += 1
@@ -158,7 +168,6 @@ class GpuTable:
             return
         self._closed = True
         with _translated():
-            self._runner.discard()
             while self._runner.in_flight:
                 self._runner.retire(wait=True)
         self._close_model()
@@ -188,6 +197,23 @@ class GpuTable:
                 seed=params.seed,
                 logits_row=index,
             )
+
+
+def _follows(
+    rows: Sequence[Row], samples: Sequence[Sample], last_rows: Sequence[Row], last_samples: Sequence[Sample]
+) -> bool:
+    """Whether a step is the last one moved on by a token in every row: then advance.wgsl has made its table already."""
+    if len(rows) != len(last_rows) or len(samples) != len(last_samples) or not samples:
+        return False
+    for row, last in zip(rows, last_rows, strict=True):
+        if row.token != FROM_DEVICE or row.position != last.position + 1 or row.slot != last.slot:
+            return False
+    for sample, before in zip(samples, last_samples, strict=True):
+        if sample.position != before.position + 1 or sample.row != before.row or sample.slot != before.slot:
+            return False
+        if sample.params is not before.params:
+            return False
+    return True
 
 
 def _require(condition: bool, what: str, value: object) -> None:

@@ -79,8 +79,11 @@ class RequestState:
 
     @property
     def next_input(self) -> int:
-        """The token that decoding feeds next: the last one drawn, which only the device may know yet."""
-        return self.committed[-1] if self.num_drawn == len(self.committed) else FROM_DEVICE
+        """The token that decoding feeds next: the last one drawn. The device knew it first and keeps it.
+
+        So even one that has come back is not sent again, and a table may find that it need not be told anything.
+        """
+        return FROM_DEVICE
 
     def commit_token(self, token: int) -> None:
         """Record the oldest token in flight as known. Inverse: rollback_tokens(1)."""

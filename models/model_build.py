@@ -112,7 +112,8 @@ def build_runner(
         last_tokens=last_tokens,
         tokens=buffers.tokens,
     )
-    return Runner(gpu, plan, sampler, kv, buffers, table, options.depth)
+    advance = kernels.get("advance").bind({"step": step})
+    return Runner(gpu, plan, sampler, advance, kv, buffers, table, options.depth)
 
 
 def _rope(gpu: Gpu, model: Model, weights: Weights, positions: int) -> Buffer:

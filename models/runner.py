@@ -4,7 +4,7 @@ Owns what a running model has on the device besides its weights: step table, log
 buffers that bring tokens back. A sampled token stays on the device for the sequence's next step. Knows slots and page
 numbers, not sequences or requests; callers have checked all indices. The engine's background thread.
 
-    begin -> embed -> layers -> [head -> [sample]] -> submit ... retire (oldest first)
+    fill the table -> submit(parts) ... retire (oldest first)
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,9 @@ from shaders.kernel import Bound
 from shaders.recorder import Command, Copy, MappedBuffer, Recorder, command
 from shaders.run import check_grid
 from shaders.step_table import StepTable
+
+Part = Literal["embed", "layers", "head", "sample"]
+"""What a step may consist of, in this order."""
 
 _CACHED_SHAPES = 64
 
@@ -43,7 +47,15 @@ class Runner:
     """One model on one device. Attributes that benchmarks read: dispatches_last_step and waited_ns."""
 
     def __init__(
-        self, gpu: Gpu, plan: Plan, sampler: Bound, kv: KvPages, buffers: RunnerBuffers, table: StepTable, depth: int
+        self,
+        gpu: Gpu,
+        plan: Plan,
+        sampler: Bound,
+        advance: Bound,
+        kv: KvPages,
+        buffers: RunnerBuffers,
+        table: StepTable,
+        depth: int,
     ) -> None:
         self.gpu = gpu
         self.table = table
@@ -51,21 +63,19 @@ class Runner:
         self._buffers = buffers
         self._kv = kv
         self._plan = plan
-        self._parts = {
+        self._parts: dict[Part, Sequence[Dispatch]] = {
             "embed": plan.embed,
             "layers": plan.layers,
             "head": plan.head,
-            "sample": (Dispatch(single=sampler, axis="x", count="samples"),),
+            "sample": (Dispatch(single=sampler, axis="x", count="samples"), Dispatch(single=advance, axis="none")),
         }
-        self._commands: dict[tuple[str, int, int], list[Command]] = {}
+        self._commands: dict[tuple[tuple[Part, ...], int, int], list[Command]] = {}
         self._recorder = Recorder(gpu)
         self._ring = [
             MappedBuffer(self._recorder, gpu.readback(f"tokens {i}", 4 * table.max_samples)) for i in range(depth)
         ]
         self._flying: deque[tuple[int, MappedBuffer, int, int]] = deque()
         self._submitted = 0
-        self._drawn = 0
-        self._dispatches = 0
 
     @property
     def waited_ns(self) -> int:
@@ -83,44 +93,23 @@ class Runner:
         offset = 4 * (slot * self._kv.table_stride + first)
         self._recorder.write(self._kv.page_table.pointer, offset, entries.ctypes.data, entries.nbytes)
 
-    def begin(self) -> None:
-        """Start recording a step."""
-        self._recorder.begin()
-        self._dispatches = 0
-        self._drawn = 0
+    def submit(self, parts: Sequence[Part], *, upload: bool = True) -> None:
+        """Record and submit a step of these parts for what the table holds; the caller has room in flight.
 
-    def embed(self, num_rows: int) -> None:
-        """Record the embedding of the table's rows; the table's begin() and rows may be filled in later."""
-        self._run("embed", num_rows, 0)
-
-    def layers(self, num_rows: int) -> None:
-        """Record every layer."""
-        self._run("layers", num_rows, 0)
-
-    def head(self, num_rows: int, num_samples: int) -> None:
-        """Record the logits of the table's samples."""
-        self._run("head", num_rows, num_samples)
-
-    def sample(self, num_samples: int) -> None:
-        """Record the draw of a token per sample; a step without it retires with no tokens."""
-        self._run("sample", 0, num_samples)
-        self._drawn = num_samples
-
-    def submit(self) -> None:
-        """Upload the step table and submit; the caller has room in flight."""
+        A step without "sample" retires with no tokens; one with it leaves the device's table advanced by a token. Where
+        the next step is just that, it passes upload=False (and need not fill the table: only its counts matter).
+        """
         table, recorder = self.table, self._recorder
         mapped = self._ring[self._submitted % len(self._ring)]
         size = max(8, -(-4 * table.num_samples // 8) * 8)
-        recorder.write(self._buffers.step.pointer, 0, table.address, table.bytes_used)
-        index = recorder.submit((Copy(self._buffers.tokens.pointer, mapped.pointer, size),))
+        commands = self._commands_of(tuple(parts), table.num_rows, table.num_samples)
+        if upload:
+            recorder.write(self._buffers.step.pointer, 0, table.address, table.bytes_used)
+        index = recorder.submit(commands, after=(Copy(self._buffers.tokens.pointer, mapped.pointer, size),))
         mapped.request(size)
-        self._flying.append((index, mapped, size, self._drawn))
+        self._flying.append((index, mapped, size, table.num_samples if "sample" in parts else 0))
         self._submitted += 1
-        self.dispatches_last_step = self._dispatches
-
-    def discard(self) -> None:
-        """Forget a step that was begun and not submitted."""
-        self._recorder.discard()
+        self.dispatches_last_step = len(commands)
 
     def retire(self, *, wait: bool) -> tuple[int, ...] | None:
         """Tokens of the oldest step if it is done or, with `wait`, once it is. Raises DeviceLost."""
@@ -136,8 +125,7 @@ class Runner:
         if not mapped.ready:
             raise DeviceLost("The graphics device stopped answering.")
         self._flying.popleft()
-        data = mapped.take(size)
-        return tuple(np.frombuffer(data, np.uint32, count).tolist())
+        return tuple(memoryview(mapped.take(size)).cast("I")[:count])
 
     def read_logits(self, num_samples: int) -> npt.NDArray[np.float32]:
         """Logits of the newest step, f32 [num_samples, stride]; waits for everything in flight."""
@@ -145,15 +133,15 @@ class Runner:
         data = self.gpu.read(self._buffers.logits, 0, 4 * stride * num_samples)
         return data.view(np.float32).reshape(num_samples, stride)
 
-    def _run(self, part: str, rows: int, samples: int) -> None:
-        key = (part, rows, samples)
+    def _commands_of(self, parts: tuple[Part, ...], rows: int, samples: int) -> list[Command]:
+        key = (parts, rows, samples)
         commands = self._commands.get(key)
         if commands is None:
             if len(self._commands) >= _CACHED_SHAPES:
                 self._commands.clear()
-            commands = self._commands[key] = _commands(self._parts[part], rows, samples)
-        self._recorder.run(commands)
-        self._dispatches += len(commands)
+            dispatches = [dispatch for part in parts for dispatch in self._parts[part]]
+            commands = self._commands[key] = _commands(dispatches, rows, samples)
+        return commands
 
 
 def _commands(part: Sequence[Dispatch], rows: int, samples: int) -> list[Command]:
@@ -163,7 +151,6 @@ def _commands(part: Sequence[Dispatch], rows: int, samples: int) -> list[Command
     for dispatch in part:
         bound, grid = dispatch.at(rows, samples)
         check_grid(bound.kernel.name, grid)
-        pipeline = bound.pipeline_pointer
-        found.append(command(0 if pipeline == last else pipeline, bound.group_pointer, grid))
-        last = pipeline
+        found.append(command(bound, grid, same_pipeline=bound.pipeline_pointer == last))
+        last = bound.pipeline_pointer
     return found

@@ -27,6 +27,7 @@ _WANTED_LIMITS = (
     "max-compute-workgroup-storage-size",
     "max-compute-invocations-per-workgroup",
     "max-compute-workgroup-size-x",
+    "max-dynamic-storage-buffers-per-pipeline-layout",
 )
 
 

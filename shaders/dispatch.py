@@ -25,13 +25,13 @@ class Dispatch:
     """`count` says what the kernel runs over; `axis` is the grid's axis that counts them.
 
     A mat-mul has two variants, for one token and for tiles of eight, and counts tiles in y. Others have one, and
-    count each row or sample. `grid` holds the other axes; the counted one is ignored.
+    count each row or sample, or nothing. `grid` holds the other axes; the counted one is ignored.
     """
 
     single: Bound
     tiled: Bound | None = None
     grid: Grid = (1, 1, 1)
-    axis: Literal["x", "y"] = "y"
+    axis: Literal["x", "y", "none"] = "y"
     count: Literal["rows", "samples"] = "rows"
 
     def at(self, rows: int, samples: int) -> tuple[Bound, Grid]:
@@ -41,6 +41,8 @@ class Dispatch:
         if self.tiled is not None and count > 1:
             bound, count = self.tiled, -(-count // TILE)
         x, y, z = self.grid
+        if self.axis == "none":
+            return bound, self.grid
         return bound, ((count, y, z) if self.axis == "x" else (x, count, z))
 
 

@@ -18,18 +18,26 @@ from shaders.source import ShaderSource, load_source
 if TYPE_CHECKING:
     import wgpu
 
+# What differs from layer to layer. Its place in an arena is given at each dispatch, so that the layers share a bind
+# group: wgpu's work on 150 bind groups a step costs more than that on ten. WebGPU promises four such bindings.
+_DYNAMIC = ("weights", "scales", "gain", "k_pages", "v_pages")
+_MAX_DYNAMIC = 4
 _TYPES = {"read": "read-only-storage", "read_write": "storage", "uniform": "uniform"}
 Overrides = Mapping[str, int | float | bool]
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A kernel with its buffers: all that a dispatch needs besides its grid. Handles are native addresses."""
+    """A kernel with its buffers: all that a dispatch needs besides its grid. Handles are native addresses.
+
+    `offsets`: bytes at which the dynamic bindings start, in the order of the bindings.
+    """
 
     kernel: Kernel
     group: wgpu.GPUBindGroup
     pipeline_pointer: int
     group_pointer: int
+    offsets: tuple[int, ...]
 
 
 class Kernel:
@@ -46,11 +54,19 @@ class Kernel:
         if storage > gpu.limits["max-storage-buffers-per-shader-stage"]:
             raise BindingError(f"{source.name}: binds {storage} buffers, more than this device allows")
         device = gpu.device
+        names = [b.name for b in source.bindings if b.access != "uniform" and b.name in _DYNAMIC]
+        allowed = gpu.limits["max-dynamic-storage-buffers-per-pipeline-layout"]
+        self._dynamic = frozenset(names[:_MAX_DYNAMIC]) if allowed >= _MAX_DYNAMIC else frozenset()
+        self._groups: dict[tuple[tuple[int, int, int], ...], wgpu.GPUBindGroup] = {}
         module = _compile(gpu, source)
         self._layout = device.create_bind_group_layout(
             label=source.name,
             entries=[
-                {"binding": i, "visibility": "COMPUTE", "buffer": {"type": _TYPES[b.access]}}
+                {
+                    "binding": i,
+                    "visibility": "COMPUTE",
+                    "buffer": {"type": _TYPES[b.access], "has_dynamic_offset": b.name in self._dynamic},
+                }
                 for i, b in enumerate(source.bindings)
             ],
         )
@@ -70,18 +86,33 @@ class Kernel:
         if set(buffers) != set(names):
             raise BindingError(f"{self.name}: binds {names}, given are {sorted(buffers)}")
         written = {buffers[b.name].pointer for b in self.source.bindings if b.access == "read_write"}
-        entries: list[dict[str, Any]] = []
-        for index, binding in enumerate(self.source.bindings):
+        ranges: list[tuple[int, int, int]] = []  # buffer, fixed offset, size
+        offsets: list[int] = []
+        for binding in self.source.bindings:
             buffer = buffers[binding.name]
             if binding.access != "uniform" and buffer.size > self.gpu.max_binding_bytes:
                 raise BindingError(f"{self.name}: {buffer.name} is larger than one binding of this device")
             if binding.access == "read" and buffer.pointer in written:
                 raise BindingError(f"{self.name}: {buffer.name} is both read and written")
-            entries.append(
-                {"binding": index, "resource": {"buffer": buffer.handle, "offset": buffer.offset, "size": buffer.size}}
-            )
-        group = self.gpu.device.create_bind_group(label=self.name, layout=self._layout, entries=entries)
-        return Bound(self, group, _address(self.pipeline._internal), _address(group._internal))
+            dynamic = binding.name in self._dynamic
+            if dynamic:
+                offsets.append(buffer.offset)
+            ranges.append((buffer.pointer, 0 if dynamic else buffer.offset, buffer.size))
+        key = tuple(ranges)
+        if key not in self._groups:
+            self._groups[key] = self._make_group(buffers, ranges)
+        group = self._groups[key]
+        return Bound(self, group, _address(self.pipeline._internal), _address(group._internal), tuple(offsets))
+
+    def _make_group(self, buffers: Mapping[str, Buffer], ranges: list[tuple[int, int, int]]) -> wgpu.GPUBindGroup:
+        entries: list[dict[str, Any]] = [
+            {
+                "binding": index,
+                "resource": {"buffer": buffers[binding.name].handle, "offset": offset, "size": size},
+            }
+            for index, (binding, (_, offset, size)) in enumerate(zip(self.source.bindings, ranges, strict=True))
+        ]
+        return self.gpu.device.create_bind_group(label=self.name, layout=self._layout, entries=entries)
 
 
 def _compile(gpu: Gpu, source: ShaderSource) -> wgpu.GPUShaderModule:

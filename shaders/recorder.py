@@ -18,9 +18,10 @@ from ctypes import c_size_t, c_uint32, c_uint64, c_void_p
 from typing import Any, NamedTuple
 
 from shaders.device import Buffer, Gpu, _address
+from shaders.kernel import Bound
 
-Command = tuple[c_void_p | None, c_void_p, c_uint32, c_uint32, c_uint32]
-"""(pipeline or None for the last one, bind group, x, y, z), as the native calls take them: see command()."""
+Command = tuple[c_void_p | None, c_void_p, c_size_t, "ctypes.Array[c_uint32]", int, int, int]
+"""(pipeline or None for the last one, bind group, number of offsets, offsets, x, y, z): see command()."""
 
 HANDOVER_S = 0.0005
 """While the engine waits for the device, a busy thread must hand the interpreter over this soon."""
@@ -57,21 +58,32 @@ _SUCCESS = 1
 
 
 class Copy(NamedTuple):
-    """Bytes to copy between buffers at the end of a step."""
+    """Bytes to copy between buffers, before or after a step's dispatches; sizes and offsets are multiples of 4."""
 
     source: int
     target: int
     size: int
+    source_offset: int = 0
+    target_offset: int = 0
 
 
-def command(pipeline: int, group: int, grid: tuple[int, int, int]) -> Command:
-    """A dispatch of native handles, made once and recorded many times; pipeline 0 keeps the last one."""
-    x, y, z = grid
-    return c_void_p(pipeline) if pipeline else None, c_void_p(group), c_uint32(x), c_uint32(y), c_uint32(z)
+def command(bound: Bound, grid: tuple[int, int, int], *, same_pipeline: bool = False) -> Command:
+    """A dispatch in native terms, made once and recorded many times; same_pipeline keeps the last dispatch's."""
+    offsets = (c_uint32 * len(bound.offsets))(*bound.offsets)
+    x, y, z = grid  # as plain numbers: a u32 is what ctypes makes of an int, faster than of a c_uint32
+    return (
+        None if same_pipeline else c_void_p(bound.pipeline_pointer),
+        c_void_p(bound.group_pointer),
+        c_size_t(len(bound.offsets)),
+        offsets,
+        x,
+        y,
+        z,
+    )
 
 
 class Recorder:
-    """The raw calls of one device. Steps are recorded one at a time: begin(), run(), ..., submit().
+    """The raw calls of one device. A step is one call of submit().
 
     `waited_ns` grows by the time that calls spent waiting for the device (or, afterwards, for the GIL).
     """
@@ -122,49 +134,36 @@ class Recorder:
         self._index = ffi.new("WGPUSubmissionIndex *")
         self._commands = ffi.new("WGPUCommandBuffer[1]")
         self._cast = ffi.cast
-        self._encoder = 0
-        self._pass = 0
 
-    def begin(self) -> None:
-        """Start a step."""
-        self._encoder = self._create_encoder(self._device, None)
-        self._pass = self._begin_pass(self._encoder, None)
-
-    def run(self, commands: Sequence[Command]) -> None:
-        """Record dispatches in order."""
-        compute, first_group, no_offsets, none = c_void_p(self._pass), c_uint32(0), c_size_t(0), c_void_p(None)
-        set_pipeline, set_group, dispatch = self._set_pipeline, self._set_group, self._dispatch
-        for pipeline, group, x, y, z in commands:
-            if pipeline is not None:
-                set_pipeline(compute, pipeline)
-            set_group(compute, first_group, group, no_offsets, none)
-            dispatch(compute, x, y, z)
-
-    def submit(self, copies: Sequence[Copy]) -> int:
-        """Submit the step, copies last, and return the device's number of the submission."""
-        self._end_pass(self._pass)
-        self._release_pass(self._pass)
-        for copy in copies:
-            self._copy(self._encoder, copy.source, 0, copy.target, 0, copy.size)
-        commands: int = self._finish(self._encoder, None)
-        self._release_encoder(self._encoder)
-        self._encoder = self._pass = 0
+    def submit(self, commands: Sequence[Command], *, before: Sequence[Copy] = (), after: Sequence[Copy] = ()) -> int:
+        """Record copies, dispatches and copies in order; submit them and return the device's number for that."""
+        encoder: int = self._create_encoder(self._device, None)
+        for copy in before:
+            self._copy(encoder, copy.source, copy.source_offset, copy.target, copy.target_offset, copy.size)
+        self._record(encoder, commands)
+        for copy in after:
+            self._copy(encoder, copy.source, copy.source_offset, copy.target, copy.target_offset, copy.size)
+        recorded: int = self._finish(encoder, None)
+        self._release_encoder(encoder)
         if self._submit_blocks:
-            self._commands[0] = self._cast("WGPUCommandBuffer", commands)
+            self._commands[0] = self._cast("WGPUCommandBuffer", recorded)
             with self._released():
                 index: int = self._cffi.wgpuQueueSubmitForIndex(self._queue_handle, 1, self._commands)
         else:
-            index = self._submit(self._queue, 1, ctypes.byref(c_void_p(commands)))
-        self._release_commands(commands)
+            index = self._submit(self._queue, 1, ctypes.byref(c_void_p(recorded)))
+        self._release_commands(recorded)
         return index
 
-    def discard(self) -> None:
-        """Give up a step that was begun and not submitted."""
-        if self._encoder:
-            self._end_pass(self._pass)
-            self._release_pass(self._pass)
-            self._release_encoder(self._encoder)
-            self._encoder = self._pass = 0
+    def _record(self, encoder: int, commands: Sequence[Command]) -> None:
+        compute = c_void_p(self._begin_pass(encoder, None))
+        set_pipeline, set_group, dispatch = self._set_pipeline, self._set_group, self._dispatch
+        for pipeline, group, num_offsets, offsets, x, y, z in commands:
+            if pipeline is not None:
+                set_pipeline(compute, pipeline)
+            set_group(compute, 0, group, num_offsets, offsets)
+            dispatch(compute, x, y, z)
+        self._end_pass(compute)
+        self._release_pass(compute)
 
     def write(self, buffer: int, offset: int, address: int, size: int) -> None:
         """Queue host bytes to be written ahead of the next submit; they are copied before this returns."""

@@ -29,7 +29,7 @@ def submit(gpu: Gpu, work: Sequence[tuple[Bound, Grid]]) -> None:
     compute = encoder.begin_compute_pass()
     for bound, grid in work:
         compute.set_pipeline(bound.kernel.pipeline)
-        compute.set_bind_group(0, bound.group)
+        compute.set_bind_group(0, bound.group, bound.offsets)
         compute.dispatch_workgroups(*grid)
     compute.end()
     gpu.device.queue.submit([encoder.finish()])

@@ -74,7 +74,7 @@ def test_with_too_few_bindings_the_plain_set(gpu: Gpu, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("measured", "kernel_set", "size"),
     [
-        ((8, False), "plain", 0),
+        ((8, False), "plain", 8),
         ((0, False), "plain", 0),
         ((4, True), "plain", 4),
         ((12, True), "plain", 12),
