@@ -30,10 +30,14 @@ class Arena:
         if self._chunk is None or self._used + size > self._chunk.size:
             self._chunk = self._new_chunk()
             self._used = 0
-        part = Buffer(name, max(16, -(-size // 16) * 16), self._chunk.handle, self._used)
+        part = Buffer(name, max(16, -(-size // 16) * 16), self._chunk.handle, self._chunk.serial, self._used)
         self._used += -(-part.size // _ALIGNMENT) * _ALIGNMENT
         return part
 
     def _new_chunk(self) -> Buffer:
         create = self._gpu.uniform_storage if self._uniform else self._gpu.storage
-        return create(self._name, self._chunk_bytes)
+        chunk = create(self._name, self._chunk_bytes)
+        # wgpu zeroes what it believes unwritten at the first use, and for bindings with dynamic offsets it believes
+        # the wrong thing: without this it would later wipe parts that kernels have filled.
+        self._gpu.clear(chunk)
+        return chunk

@@ -33,11 +33,15 @@ _WANTED_LIMITS = (
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """Bytes on the device: `size` of them, rounded up to 16, from `offset` on in a buffer of wgpu's."""
+    """Bytes on the device: `size` of them, rounded up to 16, from `offset` on in a buffer of wgpu's.
+
+    `serial` numbers wgpu's buffers over the device's life; addresses come back once a buffer is released.
+    """
 
     name: str
     size: int
     handle: wgpu.GPUBuffer
+    serial: int
     offset: int = 0
 
     @property
@@ -57,6 +61,7 @@ class Gpu:
         self.allocated_bytes = 0
         self.peak_bytes = 0
         self._closed = False
+        self._serial = 0
         # Recorded work names buffers by address, so none may be collected while the device lives.
         self._buffers: dict[int, Buffer] = {}
 
@@ -96,6 +101,12 @@ class Gpu:
         if data.nbytes:
             self.device.queue.write_buffer(buffer.handle, buffer.offset + offset, np.ascontiguousarray(data))
 
+    def clear(self, buffer: Buffer) -> None:
+        """Zero a whole buffer, ahead of what is submitted later."""
+        encoder = self.device.create_command_encoder()
+        encoder.clear_buffer(buffer.handle, buffer.offset, buffer.size)
+        self.device.queue.submit([encoder.finish()])
+
     def read(self, buffer: Buffer, offset: int = 0, size: int | None = None) -> npt.NDArray[np.uint8]:
         """Wait for all submitted work and copy bytes to the host. For tests and loading, not for the decode loop."""
         size = buffer.size - offset if size is None else size
@@ -133,7 +144,8 @@ class Gpu:
             raise OutOfDeviceMemory(f"The graphics device refused {size / 1e6:.0f} MB for {name}: {error}") from error
         self.allocated_bytes += size
         self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
-        buffer = Buffer(name, size, handle)
+        self._serial += 1
+        buffer = Buffer(name, size, handle, self._serial)
         self._buffers[buffer.pointer] = buffer
         return buffer
 

@@ -86,7 +86,7 @@ class Kernel:
         if set(buffers) != set(names):
             raise BindingError(f"{self.name}: binds {names}, given are {sorted(buffers)}")
         written = {buffers[b.name].pointer for b in self.source.bindings if b.access == "read_write"}
-        ranges: list[tuple[int, int, int]] = []  # buffer, fixed offset, size
+        ranges: list[tuple[int, int, int]] = []  # serial of the buffer, fixed offset, size
         offsets: list[int] = []
         for binding in self.source.bindings:
             buffer = buffers[binding.name]
@@ -97,7 +97,7 @@ class Kernel:
             dynamic = binding.name in self._dynamic
             if dynamic:
                 offsets.append(buffer.offset)
-            ranges.append((buffer.pointer, 0 if dynamic else buffer.offset, buffer.size))
+            ranges.append((buffer.serial, 0 if dynamic else buffer.offset, buffer.size))
         key = tuple(ranges)
         if key not in self._groups:
             self._groups[key] = self._make_group(buffers, ranges)
