@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shaders.errors import NoUsableAdapter
+from shaders.loss import listen
 
 if TYPE_CHECKING:
     import wgpu
@@ -85,5 +86,6 @@ def _instance() -> wgpu.GPU:
 
     if not _instance_ready:
         set_instance_extras(backends=list(_BACKENDS))
+        listen()
         _instance_ready = True
     return wgpu.gpu

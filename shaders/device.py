@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from shaders.adapters import AdapterInfo, pick_adapter
 from shaders.errors import BindingError, DeviceLost, NoUsableAdapter, OutOfDeviceMemory
+from shaders.loss import losses
 
 if TYPE_CHECKING:
     import wgpu
@@ -62,8 +63,28 @@ class Gpu:
         self.peak_bytes = 0
         self._closed = False
         self._serial = 0
+        self._losses_seen = losses()
+        # Nobody is told when a device is destroyed, and raw calls on it abort: so its destroy() tells us first.
+        self._destroy = device.destroy
+        device.destroy = self._destroyed
         # Recorded work names buffers by address, so none may be collected while the device lives.
         self._buffers: dict[int, Buffer] = {}
+
+    @property
+    def lost(self) -> bool:
+        """Whether the device is gone: closed, destroyed, or given up by its driver. Cheap enough to ask every step."""
+        if not self._closed and losses() != self._losses_seen:
+            self._losses_seen = losses()
+            try:
+                self.device.create_buffer(size=16, usage="COPY_DST").destroy()
+            except Exception:  # noqa: BLE001 - whatever wgpu raises for a lost device
+                self._closed = True
+        return self._closed
+
+    def require(self) -> None:
+        """Raise DeviceLost if the device is gone."""
+        if self.lost:
+            raise DeviceLost("The graphics device was lost. Its driver may have restarted.")
 
     @property
     def max_binding_bytes(self) -> int:
@@ -109,6 +130,7 @@ class Gpu:
 
     def read(self, buffer: Buffer, offset: int = 0, size: int | None = None) -> npt.NDArray[np.uint8]:
         """Wait for all submitted work and copy bytes to the host. For tests and loading, not for the decode loop."""
+        self.require()
         size = buffer.size - offset if size is None else size
         return np.frombuffer(self.device.queue.read_buffer(buffer.handle, buffer.offset + offset, size), np.uint8)
 
@@ -120,19 +142,21 @@ class Gpu:
             buffer.handle.destroy()
 
     def wait(self) -> None:
-        """Block until everything submitted is done."""
-        if self._closed:
-            raise DeviceLost("The graphics device was closed.")
+        """Block until everything submitted is done. Raises DeviceLost."""
+        self.require()
         self.device._poll_wait()
 
     def close(self) -> None:
-        """Wait for what is submitted, then destroy the device. Idempotent."""
-        if not self._closed:
+        """Wait for what is submitted, then destroy the device. Idempotent, and safe on a lost device."""
+        if not self.lost:
             self.wait()
-            self._closed = True
             self.device.destroy()
-            self._buffers.clear()
-            self.allocated_bytes = 0
+        self._buffers.clear()
+        self.allocated_bytes = 0
+
+    def _destroyed(self) -> None:
+        self._closed = True
+        self._destroy()
 
     def _create(self, name: str, size: int, usage: str) -> Buffer:
         size = max(16, -(-size // 16) * 16)

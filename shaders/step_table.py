@@ -4,7 +4,7 @@
     [1 + r]             token (or FROM_DEVICE), position, slot, 0
     [first + 3s]        row, slot, position, top_k
     [first + 3s + 1]    temperature, top_p, min_p (f32 bits), low half of the seed
-    [first + 3s + 2]    high half of the seed, row of the logits, 0, 0
+    [first + 3s + 2]    high half of the seed, row of the logits, 0 or 1 + the forced token, 0
 
 Owns the host's side of common/step.wgsl. Knows nothing of requests. The engine's background thread.
 """
@@ -63,8 +63,9 @@ class StepTable:
         min_p: float,
         seed: int,
         logits_row: int,
+        forced: int | None = None,
     ) -> None:
-        """How sample `index` is drawn, and from which row of the logits."""
+        """How sample `index` is drawn, and from which row of the logits; `forced` is told to the host undrawn."""
         _SAMPLE.pack_into(
             self._memory,
             16 * (1 + self.num_rows + 3 * index),
@@ -78,7 +79,7 @@ class StepTable:
             seed & 0xFFFFFFFF,
             seed >> 32,
             logits_row,
-            0,
+            0 if forced is None else forced + 1,
             0,
         )
 

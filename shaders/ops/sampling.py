@@ -70,7 +70,12 @@ def bind_support(
     )
 
 
+def threads_of(kernels: KernelCache, threads: int | None) -> int:
+    """Threads of a workgroup that walks one row of logits: as given, or what suits the adapter."""
+    if threads is not None:
+        return threads
+    return SOFTWARE_THREADS if kernels.gpu.adapter.software else GPU_THREADS
+
+
 def _kernel(kernels: KernelCache, name: str, threads: int | None) -> Kernel:
-    if threads is None:
-        threads = SOFTWARE_THREADS if kernels.gpu.adapter.software else GPU_THREADS
-    return kernels.get(name, overrides={"WG": threads})
+    return kernels.get(name, overrides={"WG": threads_of(kernels, threads)})

@@ -1,4 +1,5 @@
-// sample: draws each sample's next token; temperature 0 takes the largest logit, the lowest id among equals
+// sample: draws each sample's next token; temperature 0 takes the largest logit, the lowest id among equals. A forced
+//         token only passes through to the host
 // grid      (samples, 1, 1), one workgroup per sample
 // binding   step         read        header, rows and samples of the step
 // binding   vocab        uniform     vocab_size and quads per row
@@ -55,7 +56,10 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) lo
         );
         token = draw(local, p, support, stream);
     }
-    if (local == 0u) {
+    let forced = sample_word(sample, 2u).z;
+    if (local == 0u && forced > 0u) {
+        tokens[sample] = forced - 1u;
+    } else if (local == 0u) {
         tokens[sample] = token;
         last_tokens[sample_word(sample, 0u).y] = token;
     }
