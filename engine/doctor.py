@@ -62,7 +62,7 @@ def _examined(gpu: Gpu) -> dict[str, object]:
         "limits": {key: gpu.limits[key] for key in _LIMITS},
         "problems": problems,
     }
-    budget = memory_budget(gpu)
+    budget = memory_budget(gpu.adapter)
     found["memory"] = {"budget_bytes": budget.bytes, "source": budget.source}
     try:
         traits = probe(gpu)

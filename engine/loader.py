@@ -10,28 +10,25 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from engine.errors import DeviceFailed, ModelNotLoaded
-from engine.function_table import MAX_IN_FLIGHT, PAGE_SIZE, Row, Sample, TableLimits
+from engine.config import DeviceFacts, EngineConfig, ModelFacts, check_context, resolve
+from engine.errors import DeviceFailed
+from engine.function_table import Row, Sample, TableLimits
 from engine.gpu_table import GpuTable
 from engine.loading import LoadCancelled, LoadedModel, LoadOptions, LoadProgress
 from engine.request import GREEDY
 from models.architectures import describe
 from models.chat_template import ChatTemplate
 from models.gguf import GgufFile, open_gguf
+from models.kv_pages import layer_page_bytes
 from models.model_build import BuildOptions, build_runner
+from models.scratch import scratch_row_bytes
 from models.stages import Model
 from models.tokenizer import Tokenizer
 from shaders.device import Gpu, open_gpu
 from shaders.errors import ShaderError
 from shaders.kernel import KernelCache
+from shaders.memory import memory_budget
 from shaders.traits import Traits, probe
-
-DEFAULT_CONTEXT = 8192
-"""Tokens of context where the user says nothing and the model allows as much."""
-
-MAX_ROWS = 128
-MAX_SAMPLES = 64
-MAX_SLOTS = 16
 
 
 def load_model(
@@ -44,11 +41,12 @@ def load_model(
         model = describe(gguf)
         tokenizer = Tokenizer.from_metadata(gguf.metadata)
         template = ChatTemplate.from_metadata(gguf.metadata, tokenizer)
-        limits = _limits(options, model)
+        check_context(options.context, model.config.context_length)
         total = sum(t.data.nbytes for t in gguf.tensors.values())
         try:
             gpu = open_gpu(options.adapter)
             try:
+                limits, _ = resolve(_config(options), model_facts(model, total, options), _device_facts(options, gpu))
                 table = _build(options, gguf, model, gpu, limits, total, progress, cancelled)
             except BaseException:
                 gpu.close()
@@ -77,20 +75,35 @@ def display_name(path: Path) -> str:
     return re.sub(r"[-_ ]+", " ", stem).strip() or path.name
 
 
-def _limits(options: LoadOptions, model: Model) -> TableLimits:
-    trained = model.config.context_length
-    if options.context is not None and not 2 <= options.context <= trained:
-        raise ModelNotLoaded(f"A context of {options.context} is not possible: this model takes 2 to {trained} tokens.")
-    context = options.context or min(trained, DEFAULT_CONTEXT)
-    return TableLimits(
-        vocab_size=model.config.vocab_size,
-        context_length=context,
-        max_rows=MAX_ROWS,
-        max_samples=MAX_SAMPLES,
-        max_slots=MAX_SLOTS,
-        num_pages=-(-context // PAGE_SIZE) + MAX_SLOTS,
-        max_in_flight=MAX_IN_FLIGHT,
+def _config(options: LoadOptions) -> EngineConfig:
+    return EngineConfig(
+        mode=options.mode,
+        context=options.context,
+        total_tokens=options.total_tokens,
+        max_sequences=options.max_sequences,
+        memory_bytes=options.memory_bytes,
     )
+
+
+def model_facts(model: Model, weight_bytes: int, options: LoadOptions) -> ModelFacts:
+    """What the model asks of memory with these options."""
+    config = model.config
+    layer_page = layer_page_bytes(config, options.kv_type)
+    return ModelFacts(
+        vocab_size=config.vocab_size,
+        trained_context=config.context_length,
+        weight_bytes=weight_bytes,
+        page_bytes=2 * config.num_layers * layer_page,
+        layer_page_bytes=layer_page,
+        row_bytes=scratch_row_bytes(config),
+    )
+
+
+def _device_facts(options: LoadOptions, gpu: Gpu) -> DeviceFacts:
+    if options.memory_bytes is not None:
+        return DeviceFacts(options.memory_bytes, gpu.max_binding_bytes, "you")
+    budget = memory_budget(gpu.adapter)
+    return DeviceFacts(budget.bytes, gpu.max_binding_bytes, budget.source)
 
 
 def _build(

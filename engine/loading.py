@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
+from engine.config import Mode
 from engine.function_table import FunctionTable
 from models.chat_template import ChatTemplate
 from models.tokenizer import Tokenizer
@@ -20,13 +21,20 @@ KernelSet = Literal["fused", "plain"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
-    """What the user said; None means that the engine decides. `kernels` None probes the device."""
+    """What the user said; None means that the engine decides. `kernels` None probes the device.
+
+    mode, max_sequences, total_tokens and memory_bytes as engine/config.py has them.
+    """
 
     model: Path
     adapter: str | None = None
     context: int | None = None
     kv_type: KvType = "f16"
     kernels: KernelSet | None = None
+    mode: Mode = "local"
+    max_sequences: int | None = None
+    total_tokens: int | None = None
+    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,13 @@ class Scratch:
     folded: FoldedNorm
 
 
+def scratch_row_bytes(config: ModelConfig) -> int:
+    """Bytes that allocate_scratch takes for each row of a step."""
+    q_width, kv_width = config.num_q_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    widths = [config.hidden] * 4 + [q_width, kv_width, kv_width, q_width, config.intermediate, config.intermediate]
+    return 4 * sum(map(stride, widths)) + 16 * -(-config.hidden // 128)
+
+
 def allocate_scratch(gpu: Gpu, config: ModelConfig, max_rows: int) -> Scratch:
     """Allocate for steps of up to max_rows tokens. Raises OutOfDeviceMemory."""
 

@@ -1,8 +1,8 @@
-"""How much memory a device may be given. wgpu does not say, so this is an estimate that names its source.
+"""How much memory a device may be given: asked of the driver where it says, else estimated; the source is named.
 
-Asking the drivers (Vulkan's memory budget, DXGI, Metal) is the better answer and is not built yet: a shared-memory
-adapter counts half of the computer's memory, any other is taken at one buffer's limit. The engine's background
-thread, or any thread with a device of its own.
+Vulkan is asked through shaders/vulkan_budget.py, whatever backend runs: it speaks of the same memory. Direct3D's and
+Metal's own answers are not asked for; there the computer's memory is what counts for adapters that share it. Any
+thread.
 """
 
 from __future__ import annotations
@@ -11,7 +11,11 @@ from dataclasses import dataclass
 
 import psutil
 
-from shaders.device import Gpu
+from shaders.adapters import AdapterInfo
+from shaders.vulkan_budget import HeapBudget, ask
+
+_HEAP_SHARE = 0.7
+_UNKNOWN_BYTES = 2 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +26,23 @@ class MemoryBudget:
     source: str
 
 
-def memory_budget(gpu: Gpu) -> MemoryBudget:
-    """The budget of an opened device."""
-    if gpu.adapter.kind in ("CPU", "IntegratedGPU"):
-        return MemoryBudget(psutil.virtual_memory().total // 2, "half of the computer's memory, which it shares")
-    return MemoryBudget(gpu.limits["max-buffer-size"], "the largest single buffer; the driver was not asked")
+def memory_budget(adapter: AdapterInfo) -> MemoryBudget:
+    """What may be allocated on an adapter now, without pushing out what others hold there."""
+    total = psutil.virtual_memory().total
+    if adapter.software:
+        return MemoryBudget(total // 2, "half of the computer's memory, which it shares")
+    heap = _heap_of(adapter, ask())
+    if heap is not None and heap.budget_bytes:
+        return MemoryBudget(heap.budget_bytes, "the driver (VK_EXT_memory_budget)")
+    if heap is not None and heap.heap_bytes:
+        return MemoryBudget(int(_HEAP_SHARE * heap.heap_bytes), "70 % of the adapter's memory; the driver does not say")
+    if adapter.kind == "IntegratedGPU" or adapter.backend == "Metal":
+        return MemoryBudget(total // 2, "half of the computer's memory, which it shares")
+    return MemoryBudget(_UNKNOWN_BYTES, "a guess: nothing on this computer tells")
+
+
+def _heap_of(adapter: AdapterInfo, heaps: list[HeapBudget]) -> HeapBudget | None:
+    for heap in heaps:
+        if heap.name == adapter.name:
+            return heap
+    return None

@@ -156,7 +156,7 @@ class _DeviceClock:
 
     No call says so, but a step has ended by the time that the host sees it. The least delay seen so far bounds the
     distance of the clocks from above, so a span is never told to end after it was seen, nor to start before its submit;
-    it may be told late by that delay. Spans never overlap, though one may be told short where the distance was improved.
+    it may be told late by that delay. Spans never overlap: one may be told short where the distance was improved.
     """
 
     def __init__(self, tick_ns: float) -> None:

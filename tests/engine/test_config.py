@@ -1,0 +1,106 @@
+"""Limits from wishes and a device's memory: a wish is kept or refused, and what is said to fit does fit."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.config import DeviceFacts, EngineConfig, ModelFacts, check_context, config_from, resolve
+from engine.errors import InvalidParameter, ModelNotLoaded
+from engine.function_table import PAGE_SIZE
+
+MIB = 1 << 20
+MODES = ("interactive", "local", "server")
+
+
+def model(**changes: int) -> ModelFacts:
+    facts = {
+        "vocab_size": 32_000,
+        "trained_context": 32_768,
+        "weight_bytes": 4000 * MIB,
+        "page_bytes": 2 * MIB,
+        "layer_page_bytes": 2 * MIB // 64,
+        "row_bytes": 200_000,
+    }
+    return ModelFacts(**(facts | changes))
+
+
+def device(free_mib: int, binding_mib: int = 128) -> DeviceFacts:
+    return DeviceFacts(free_mib * MIB, binding_mib * MIB, "the test")
+
+
+def test_everything_is_decided_where_nothing_was_said() -> None:
+    limits, estimate = resolve(EngineConfig(), model(), device(8000))
+    assert limits.context_length == 8192
+    assert limits.num_pages * PAGE_SIZE > limits.context_length
+    assert estimate.total <= 8000 * MIB
+
+
+def test_context_shrinks_to_what_is_free_when_nobody_asked_for_it() -> None:
+    limits, estimate = resolve(EngineConfig(), model(), device(4600))
+    assert 256 <= limits.context_length < 8192
+    assert estimate.total <= 4600 * MIB
+
+
+def test_a_binding_bounds_the_context_too() -> None:
+    limits, _ = resolve(EngineConfig(), model(), device(64_000, binding_mib=4))
+    assert limits.num_pages * model().layer_page_bytes <= 4 * MIB
+
+
+def test_a_wish_that_cannot_fit_is_refused_and_what_is_named_instead_fits() -> None:
+    with pytest.raises(ModelNotLoaded) as refused:
+        resolve(EngineConfig(context=32_768), model(), device(4600))
+    sentence = str(refused.value)
+    assert "4.8 GB are free, as told by the test" in sentence
+    named = re.search(r"A context of ([\d,]+) fits", sentence)
+    assert named is not None
+    resolve(EngineConfig(context=int(named[1].replace(",", ""))), model(), device(4600))
+
+
+def test_a_model_that_is_too_large_at_all() -> None:
+    with pytest.raises(ModelNotLoaded, match=r"needs [\d.]+ GB .* 1\.0 GB are free.* smaller model"):
+        resolve(EngineConfig(), model(weight_bytes=5000 * MIB), device(1000))
+
+
+@pytest.mark.parametrize("context", [0, 1, 32_769])
+def test_a_context_that_the_model_has_not(context: int) -> None:
+    with pytest.raises(ModelNotLoaded, match=f"A context of {context} is not possible"):
+        check_context(context, 32_768)
+
+
+def test_modes_differ_in_sequences() -> None:
+    slots = [resolve(EngineConfig(mode=mode), model(), device(16_000))[0].max_slots for mode in MODES]
+    assert slots == sorted(slots) and slots[0] == 1
+
+
+def test_total_tokens_as_said_or_refused() -> None:
+    limits, _ = resolve(EngineConfig(context=1024, total_tokens=4096), model(), device(8000))
+    assert limits.num_pages * PAGE_SIZE == 4096
+    with pytest.raises(ModelNotLoaded, match="must be 1024 to"):
+        resolve(EngineConfig(context=1024, total_tokens=512), model(), device(8000))
+
+
+@given(
+    st.integers(64, 40_000),
+    st.integers(1, 512),
+    st.one_of(st.none(), st.integers(2, 32_768)),
+    st.sampled_from(MODES),
+)
+def test_whatever_is_granted_fits(free: int, binding: int, context: int | None, mode: str) -> None:
+    facts = model()
+    try:
+        limits, estimate = resolve(EngineConfig(mode=mode, context=context), facts, device(free, binding))
+    except ModelNotLoaded:
+        return
+    assert estimate.total <= free * MIB
+    assert limits.num_pages * facts.layer_page_bytes <= binding * MIB
+    assert limits.num_pages * PAGE_SIZE >= limits.context_length
+    assert context is None or limits.context_length == context
+
+
+def test_unknown_settings_and_values_are_errors() -> None:
+    assert config_from({"mode": "server", "context": 512}) == EngineConfig(mode="server", context=512)
+    for wrong in ({"contex": 5}, {"mode": "fast"}, {"context": 0}, {"context": "4096"}, {"max_sequences": True}):
+        with pytest.raises(InvalidParameter):
+            config_from(wrong)
