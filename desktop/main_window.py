@@ -180,7 +180,7 @@ class MainWindow(QMainWindow):
         if model.software_adapter:
             self._notice = Notice(self._theme, "warn", words.RUNS_SLOWLY, closable=True)
             self._notice.closed.connect(self._close_notice)
-            self._notice_place.addLayout(_centred(self._notice, top=12))
+            self._notice_place.addLayout(_centred(self._notice, top=12, bottom=8))
             self._fit_columns()
 
     def _on_question(self, text: str) -> None:
@@ -227,10 +227,10 @@ class MainWindow(QMainWindow):
             self._notice.setFixedWidth(min(COMPOSER_WIDTH, room))
 
 
-def _centred(widget: QWidget, *, top: int = 0) -> QHBoxLayout:
+def _centred(widget: QWidget, *, top: int = 0, bottom: int = 0) -> QHBoxLayout:
     """The widget in the middle of what the scroll bar leaves, so that all columns share one axis."""
     row = QHBoxLayout()
-    row.setContentsMargins(0, top, SCROLL_BAR, 0)
+    row.setContentsMargins(0, top, SCROLL_BAR, bottom)
     row.addStretch(1)
     row.addWidget(widget)
     row.addStretch(1)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from shaders.device import Buffer
 from shaders.dispatch import Dispatch
-from shaders.ops.matmul import FoldedNorm, MatmulContext, stride
-from shaders.packing import PackedMatrix, weights_file
+from shaders.ops.matmul import FoldedNorm, MatmulContext, matrix_slots, stride
+from shaders.packing import PackedMatrix
 
 
 def embed(
@@ -41,7 +41,7 @@ def embed(
         if folded is not None and gain is not None:
             buffers |= {"gain": gain, "x_gain": folded.x_gain, "partials": folded.partials}
         name = "embed_fused" if folded is not None else "embed"
-        kernel = context.kernels.get(name, {"weights": weights_file(matrix.format.name)})
+        kernel = context.kernels.get(name, matrix_slots(context.kernels, matrix))
         found.append(Dispatch(single=kernel.bind(buffers), axis="x"))
     return found
 

@@ -6,17 +6,19 @@
 // binding   weights      read        packed embedding
 // binding   scales       read        packed scales
 // binding   x            read_write  [tokens, hidden] f32
+// slot      words    how 32 bytes are loaded
 // slot      weights  the block type
 
 @group(0) @binding(0) var<storage, read> step: array<vec4u>;
 @group(0) @binding(1) var<storage, read> last_tokens: array<u32>;
 @group(0) @binding(2) var<uniform> shape: Shape;
-@group(0) @binding(3) var<storage, read> weights: array<WeightWord>;
+@group(0) @binding(3) var<storage, read> weights: array<Word8>;
 @group(0) @binding(4) var<storage, read> scales: array<ScaleWord>;
 @group(0) @binding(5) var<storage, read_write> x: array<vec4f>;
 
 //!include "common/cluster.wgsl"
 //!include "common/step.wgsl"
+//!include <words>
 //!include <weights>
 
 @compute @workgroup_size(64, 1, 1)

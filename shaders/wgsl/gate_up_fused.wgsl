@@ -8,6 +8,7 @@
 // binding   partials  read        [tokens, norm_parts] vec4f, partial sums of x^2
 // binding   y         read_write  [tokens, y_stride] f32
 // override  CLUSTERS  clusters per workgroup, which share K
+// slot      words    how 32 bytes are loaded
 // slot      weights  the block type
 // slot      tile     tokens per tile
 // source    Shazeer 2020, arXiv:2002.05202
@@ -15,9 +16,9 @@ override CLUSTERS: u32 = 1u;
 
 @group(0) @binding(0) var<storage, read> step: array<vec4u>;
 @group(0) @binding(1) var<uniform> shape: Shape;
-@group(0) @binding(2) var<storage, read> weights: array<WeightWord>;
+@group(0) @binding(2) var<storage, read> weights: array<Word8>;
 @group(0) @binding(3) var<storage, read> scales: array<ScaleWord>;
-@group(0) @binding(4) var<storage, read> x: array<vec4f>;
+@group(0) @binding(4) var<storage, read> x: array<Word8>;
 @group(0) @binding(5) var<storage, read> partials: array<vec4f>;
 @group(0) @binding(6) var<storage, read_write> y: array<f32>;
 
@@ -27,6 +28,7 @@ override CLUSTERS: u32 = 1u;
 //!include "common/folded_norm.wgsl"
 //!include "common/step.wgsl"
 //!include "common/silu.wgsl"
+//!include <words>
 //!include <weights>
 //!include <tile>
 

@@ -10,6 +10,7 @@
 // override  CLUSTERS  clusters per workgroup, each with a tile of rows of its own
 // override  BIAS      whether a bias is added
 // override  SAMPLED   whether tokens are the step's samples instead of its rows
+// slot      words    how 32 bytes are loaded
 // slot      weights  the block type
 // slot      tile     tokens per tile
 // source    Dettmers et al. 2022, arXiv:2208.07339, for the idea of dequantizing inside the product
@@ -19,15 +20,16 @@ override SAMPLED: bool = false;
 
 @group(0) @binding(0) var<storage, read> step: array<vec4u>;
 @group(0) @binding(1) var<storage, read> shape: Shape;
-@group(0) @binding(2) var<storage, read> weights: array<WeightWord>;
+@group(0) @binding(2) var<storage, read> weights: array<Word8>;
 @group(0) @binding(3) var<storage, read> scales: array<ScaleWord>;
 @group(0) @binding(4) var<storage, read> bias: array<f32>;
-@group(0) @binding(5) var<storage, read> x: array<vec4f>;
+@group(0) @binding(5) var<storage, read> x: array<Word8>;
 @group(0) @binding(6) var<storage, read_write> y: array<f32>;
 
 //!include "common/cluster.wgsl"
 //!include "common/exchange_workgroup.wgsl"
 //!include "common/step.wgsl"
+//!include <words>
 //!include <weights>
 //!include <tile>
 

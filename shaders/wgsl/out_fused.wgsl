@@ -12,6 +12,7 @@
 // binding   partials       read_write  [tokens, 4 * norm_parts] f32, one per tile
 // override  CLUSTERS  clusters per workgroup, which share K
 // override  BIAS      whether a bias is added
+// slot      words    how 32 bytes are loaded
 // slot      weights  the block type
 // slot      tile     tokens per tile
 override CLUSTERS: u32 = 1u;
@@ -19,11 +20,11 @@ override BIAS: bool = false;
 
 @group(0) @binding(0) var<storage, read> step: array<vec4u>;
 @group(0) @binding(1) var<uniform> shape: Shape;
-@group(0) @binding(2) var<storage, read> weights: array<WeightWord>;
+@group(0) @binding(2) var<storage, read> weights: array<Word8>;
 @group(0) @binding(3) var<storage, read> scales: array<ScaleWord>;
 @group(0) @binding(4) var<storage, read> bias: array<f32>;
 @group(0) @binding(5) var<storage, read> gain: array<f32>;
-@group(0) @binding(6) var<storage, read> x: array<vec4f>;
+@group(0) @binding(6) var<storage, read> x: array<Word8>;
 @group(0) @binding(7) var<storage, read_write> residual: array<f32>;
 @group(0) @binding(8) var<storage, read_write> residual_gain: array<f32>;
 @group(0) @binding(9) var<storage, read_write> partials: array<f32>;
@@ -32,6 +33,7 @@ override BIAS: bool = false;
 //!include "common/exchange_subgroup.wgsl"
 //!include "common/fused.wgsl"
 //!include "common/step.wgsl"
+//!include <words>
 //!include <weights>
 //!include <tile>
 

@@ -15,6 +15,8 @@
 // binding   v_pages     read_write  values of this layer
 // override  CLUSTERS  clusters per workgroup, which share K
 // override  BIAS      whether a bias is added
+// slot      words    how 32 bytes are loaded
+// slot      words     how 32 bytes are loaded
 // slot      weights   the block type
 // slot      tile      tokens per tile
 // slot      kv_write  the type of the pages
@@ -25,10 +27,10 @@ override BIAS: bool = false;
 @group(0) @binding(0) var<storage, read> step: array<vec4u>;
 @group(0) @binding(1) var<uniform> shape: Shape;
 @group(0) @binding(2) var<uniform> heads: Heads;
-@group(0) @binding(3) var<storage, read> weights: array<WeightWord>;
+@group(0) @binding(3) var<storage, read> weights: array<Word8>;
 @group(0) @binding(4) var<storage, read> scales: array<ScaleWord>;
 @group(0) @binding(5) var<storage, read> bias: array<f32>;
-@group(0) @binding(6) var<storage, read> x: array<vec4f>;
+@group(0) @binding(6) var<storage, read> x: array<Word8>;
 @group(0) @binding(7) var<storage, read> partials: array<vec4f>;
 @group(0) @binding(8) var<storage, read> rope: array<vec2f>;
 @group(0) @binding(9) var<storage, read> page_table: array<u32>;
@@ -42,6 +44,7 @@ override BIAS: bool = false;
 //!include "common/folded_norm.wgsl"
 //!include "common/step.wgsl"
 //!include "common/heads.wgsl"
+//!include <words>
 //!include <weights>
 //!include <tile>
 //!include <kv_write>

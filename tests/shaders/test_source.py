@@ -46,6 +46,8 @@ SLOTS = {"step": "common/times.wgsl"}
 SHAPE_LINE = "// binding   shape  uniform     sizes\n"
 X_LINE = "// binding   x      read        [n] f32\n"
 
+WORDS = "common/words_narrow.wgsl"
+
 
 def build(changes: Mapping[str, str] | None = None, slots: Mapping[str, str] = SLOTS) -> ShaderSource:
     files = FILES | dict(changes or {})
@@ -133,7 +135,7 @@ def test_refuses_a_file_that_does_not_exist() -> None:
     with pytest.raises(SourceError, match=r"^nowhere\.wgsl: no such shader file"):
         load_source("nowhere")
     with pytest.raises(SourceError, match=r"^common/nowhere\.wgsl: no such shader file"):
-        load_source("embed", {"weights": "common/nowhere.wgsl"})
+        load_source("embed", {"words": WORDS, "weights": "common/nowhere.wgsl"})
 
 
 @pytest.mark.parametrize("line", ["//!include common/size.wgsl", "//!import <step>", "//!include <two words>", "//!"])
@@ -189,13 +191,14 @@ def test_compile_errors_start_with_file_and_line(gpu: Gpu, old: str, new: str, f
 
 
 def test_each_variant_is_compiled_once(kernels: KernelCache) -> None:
-    slots = {"weights": "common/weights_f32.wgsl"}
+    slots = {"words": WORDS, "weights": "common/weights_f32.wgsl"}
     assert kernels.get("embed", slots) is kernels.get("embed", dict(slots))
-    assert kernels.get("embed", slots) is not kernels.get("embed", {"weights": "common/weights_f16.wgsl"})
+    assert kernels.get("embed", slots) is not kernels.get("embed", slots | {"weights": "common/weights_f16.wgsl"})
 
 
 SHADERS = resources.files("shaders").joinpath("wgsl")
 CHOICES = {
+    "words": ["common/words_narrow.wgsl", "common/words_wide.wgsl"],
     "weights": [f"common/weights_{name.lower()}.wgsl" for name in BLOCKS],
     "tile": ["common/tile1.wgsl", "common/tile8.wgsl"],
     "kv_write": ["common/kv_write_f16.wgsl", "common/kv_write_f32.wgsl"],

@@ -4,7 +4,7 @@
 struct Shape {
     k_blocks: u32,    // K / 64
     rows: u32,        // output rows that are real; the rest of the last tile is padding
-    x_stride: u32,    // vec4f from one token's activations to the next
+    x_stride: u32,    // from one token's activations to the next, in units of 32 bytes; vec4f where the kernel says so
     y_stride: u32,    // elements from one token's outputs to the next
     first_tile: u32,  // tile of 32 rows at which this window of the matrix starts
     norm_width: u32,  // elements that the folded norm averages over

@@ -9,10 +9,11 @@ struct Sums {
 
 fn accumulate(tile: u32, first: u32) -> Sums {
     var s = Sums(vec4f());
-    let o0 = x_row(first) * shape.x_stride + 2u * lane;
+    let o0 = x_row(first) * shape.x_stride + lane;
     for (var b = k_first; b < shape.k_blocks; b += k_step) {
-        let l0 = x[o0 + 16u * b];
-        let h0 = x[o0 + 16u * b + 1u];
+        let w0 = x[o0 + 8u * b];
+        let l0 = bitcast<vec4f>(low_of(w0));
+        let h0 = bitcast<vec4f>(high_of(w0));
         publish(0u, l0, h0);
         settle();
         let k = load_block(tile, b);

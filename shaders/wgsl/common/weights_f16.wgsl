@@ -1,20 +1,20 @@
 // F16: 32 words per row and 64 elements, two halves to a word, the even element low. No scales.
 
-alias WeightWord = vec4u;
 alias ScaleWord = u32;
 
 struct Block {
-    at: vec4u,  // index of the row's first vec4u, for the four row groups
+    at: vec4u,  // index of the row's first 32 bytes, for the four row groups
 }
 
 fn load_block(tile: u32, b: u32) -> Block {
     let step = shape.k_blocks * 8u;
     let i0 = (tile * 4u * shape.k_blocks + b) * 8u + lane;
-    return Block(vec4u(i0, i0 + step, i0 + 2u * step, i0 + 3u * step) * vec4u(8u));
+    return Block(vec4u(i0, i0 + step, i0 + 2u * step, i0 + 3u * step) * vec4u(4u));
 }
 
 fn octet_at(at: u32, w: u32) -> Octet {
-    let q = weights[at + w];
+    let bytes = weights[at + w / 2u];
+    let q = select(low_of(bytes), high_of(bytes), w % 2u == 1u);
     return Octet(
         vec4f(unpack2x16float(q.x), unpack2x16float(q.y)),
         vec4f(unpack2x16float(q.z), unpack2x16float(q.w)),
@@ -39,5 +39,5 @@ fn fold(sum: vec4f, part: vec4f, k: Block, half: u32, x_sum: f32) -> vec4f {
 }
 
 fn octet(row: u32, b: u32, w: u32) -> Octet {
-    return octet_at(((row / 8u * shape.k_blocks + b) * 8u + row % 8u) * 8u, w);
+    return octet_at(((row / 8u * shape.k_blocks + b) * 8u + row % 8u) * 4u, w);
 }

@@ -1,20 +1,20 @@
 // F32: 64 words per row and 64 elements. No scales.
 
-alias WeightWord = vec4u;
 alias ScaleWord = u32;
 
 struct Block {
-    at: vec4u,  // index of the row's first vec4u, for the four row groups
+    at: vec4u,  // index of the row's first 32 bytes, for the four row groups
 }
 
 fn load_block(tile: u32, b: u32) -> Block {
     let step = shape.k_blocks * 8u;
     let i0 = (tile * 4u * shape.k_blocks + b) * 8u + lane;
-    return Block(vec4u(i0, i0 + step, i0 + 2u * step, i0 + 3u * step) * vec4u(16u));
+    return Block(vec4u(i0, i0 + step, i0 + 2u * step, i0 + 3u * step) * vec4u(8u));
 }
 
 fn octet_at(at: u32, w: u32) -> Octet {
-    return Octet(bitcast<vec4f>(weights[at + 2u * w]), bitcast<vec4f>(weights[at + 2u * w + 1u]));
+    let bytes = weights[at + w];
+    return Octet(bitcast<vec4f>(low_of(bytes)), bitcast<vec4f>(high_of(bytes)));
 }
 
 fn unpack(k: Block, w: u32) -> Eight {
@@ -35,5 +35,5 @@ fn fold(sum: vec4f, part: vec4f, k: Block, half: u32, x_sum: f32) -> vec4f {
 }
 
 fn octet(row: u32, b: u32, w: u32) -> Octet {
-    return octet_at(((row / 8u * shape.k_blocks + b) * 8u + row % 8u) * 16u, w);
+    return octet_at(((row / 8u * shape.k_blocks + b) * 8u + row % 8u) * 8u, w);
 }

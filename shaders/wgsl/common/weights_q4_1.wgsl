@@ -3,7 +3,6 @@
 
 //!include "common/nibbles.wgsl"
 
-alias WeightWord = vec4u;
 alias ScaleWord = vec2u;
 
 struct Block {
@@ -18,9 +17,13 @@ fn load_block(tile: u32, b: u32) -> Block {
     let i1 = i0 + step;
     let i2 = i1 + step;
     let i3 = i2 + step;
+    let q0 = weights[i0];
+    let q1 = weights[i1];
+    let q2 = weights[i2];
+    let q3 = weights[i3];
     return Block(
-        weights[2u * i0], weights[2u * i1], weights[2u * i2], weights[2u * i3],
-        weights[2u * i0 + 1u], weights[2u * i1 + 1u], weights[2u * i2 + 1u], weights[2u * i3 + 1u],
+        low_of(q0), low_of(q1), low_of(q2), low_of(q3),
+        high_of(q0), high_of(q1), high_of(q2), high_of(q3),
         scales[i0], scales[i1], scales[i2], scales[i3],
     );
 }
@@ -44,7 +47,8 @@ fn fold(sum: vec4f, part: vec4f, k: Block, half: u32, x_sum: f32) -> vec4f {
 fn octet(row: u32, b: u32, w: u32) -> Octet {
     let at = (row / 8u * shape.k_blocks + b) * 8u + row % 8u;
     let dm = unpack2x16float(scales[at][w / 4u]);
-    let q = weights[2u * at + w / 4u][w % 4u];
+    let words = weights[at];
+    let q = select(low_of(words), high_of(words), w >= 4u)[w % 4u];
     return Octet(
         fma(vec4f(dm.x), vec4f((vec4u(q) >> vec4u(0u, 4u, 8u, 12u)) & vec4u(15u)), vec4f(dm.y)),
         fma(vec4f(dm.x), vec4f((vec4u(q) >> vec4u(16u, 20u, 24u, 28u)) & vec4u(15u)), vec4f(dm.y)),
