@@ -7,7 +7,7 @@ A step is recorded between begin_forward() and end_forward(), which submits it a
 from retire(), oldest step first. A sampled token is fed to the sequence's next step on the device, so a row whose
 token the host does not know yet says FROM_DEVICE.
 
-    begin_forward  embed(rows)  prefill() | decode()  [logits(rows)  sample(samples)]  end_forward -> step number
+    begin_forward  [copy_pages]  embed(rows)  prefill() | decode()  [logits(rows)  [sample(samples)]]  end_forward
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine.request import SamplingParams
+from engine.request import SamplingParams, TokenLogprobs
 
 FROM_DEVICE = -1
 PAGE_SIZE = 16
@@ -40,13 +40,20 @@ class Sample:
     """Draw a token from the logits of one row.
 
     `row` indexes the rows of this step's embed(). `position` is that of the token drawn; it keys the random numbers.
-    The token becomes the slot's FROM_DEVICE token.
+    The token becomes the slot's FROM_DEVICE token, and counts for the slot's penalties.
+
+    top_logprobs: None, or how many of the likeliest tokens to report besides the drawn one (0 to 20). forced: nothing
+    is drawn, no slot changes; this token's logprob is reported, and the step retires with it in the draw's place.
+    bitmask: u32[ceil(vocab / 32)] as bytes, 1 = may be drawn; None: all may.
     """
 
     row: int
     slot: int
     position: int
     params: SamplingParams
+    top_logprobs: int | None = None
+    forced: int | None = None
+    bitmask: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +71,14 @@ class TableLimits:
 
 @dataclass(frozen=True, slots=True)
 class RetiredStep:
-    """A step that the device has finished: its number and one token per Sample, in their order."""
+    """A step that the device has finished: its number and one token per Sample, in their order.
+
+    logprobs is empty, or has an entry per Sample: None where its top_logprobs is None.
+    """
 
     step: int
     tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs | None, ...] = ()
 
 
 class FunctionTable(Protocol):
@@ -94,7 +105,18 @@ class FunctionTable(Protocol):
         """Write entries of a sequence's page table, from index `first` on, ahead of the next step."""
         ...
 
+    def set_counts(self, slot: int, prompt_ids: Sequence[int], generated_ids: Sequence[int]) -> None:
+        """Say which tokens a slot's sequence has so far, ahead of the next step, for penalties.
+
+        Needed once a sequence enters a slot and only if its params count tokens; draws are then counted on the device.
+        """
+        ...
+
     def begin_forward(self) -> None: ...
+
+    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy whole pages (source, target) in every layer, ahead of this step's rows."""
+        ...
 
     def embed(self, rows: Sequence[Row]) -> None: ...
 

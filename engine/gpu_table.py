@@ -5,7 +5,9 @@ Thin by intent: how a step runs is models/runner.py's business. The engine's bac
 
 from __future__ import annotations
 
+import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -14,9 +16,13 @@ import numpy.typing as npt
 
 from engine.errors import DeviceFailed
 from engine.function_table import FROM_DEVICE, RetiredStep, Row, Sample, TableLimits
+from engine.gpu_logits import check_sample, draw_parts, fill_logit_table, is_plain, read_logprobs
+from engine.request import GREEDY
 from models.runner import Part, Runner
 from shaders import step_table
 from shaders.errors import ShaderError
+
+logger = logging.getLogger(__name__)
 
 _BANDWIDTH_BYTES = 64 << 20
 
@@ -34,7 +40,10 @@ class GpuTable:
         self._rows: Sequence[Row] = ()
         self._sampled_rows: Sequence[int] = ()
         self._samples: Sequence[Sample] = ()
+        self._plain = True  # whether all of _samples are
+        self._page_copies: Sequence[tuple[int, int]] = ()
         self._advanced: tuple[Sequence[Row], Sequence[Sample]] = ((), ())
+        self._asked: deque[Sequence[Sample]] = deque()  # of each step in flight that brings logprobs
 
     @property
     def limits(self) -> TableLimits:
@@ -78,9 +87,25 @@ class GpuTable:
             with _translated():
                 self._runner.set_pages(slot, first, pages)
 
+    def set_counts(self, slot: int, prompt_ids: Sequence[int], generated_ids: Sequence[int]) -> None:
+        limits = self._limits
+        _require(0 <= slot < limits.max_slots, "slot", slot)
+        for ids in (prompt_ids, generated_ids):
+            if ids and not (0 <= min(ids) and max(ids) < limits.vocab_size):
+                raise ValueError(f"counted tokens out of range: {min(ids)} to {max(ids)}")
+        with _translated():
+            self._runner.set_counts(slot, prompt_ids, generated_ids)
+
     def begin_forward(self) -> None:
         _require(self.in_flight < self._limits.max_in_flight, "steps in flight", self.in_flight)
-        self._rows = self._sampled_rows = self._samples = ()
+        self._rows = self._sampled_rows = self._samples = self._page_copies = ()
+        self._plain = True
+
+    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+        for pair in pairs:
+            for page in pair:
+                _require(0 <= page < self._limits.num_pages, "page", page)
+        self._page_copies = [*self._page_copies, *pairs]
 
     def embed(self, rows: Sequence[Row]) -> None:
         limits = self._limits
@@ -107,39 +132,51 @@ class GpuTable:
 
     def sample(self, samples: Sequence[Sample]) -> None:
         _require(len(samples) == len(self._sampled_rows), "number of samples", len(samples))
-        slots = self._limits.max_slots
+        slots, plain = self._limits.max_slots, True
         for sample, row in zip(samples, self._sampled_rows, strict=True):
             if sample.row != row or not 0 <= sample.slot < slots:
                 raise ValueError(f"out of range: {sample}")
+            if not is_plain(sample):
+                plain = False
+                check_sample(sample, self._limits.vocab_size)
         self._samples = samples
+        self._plain = plain
 
     def end_forward(self) -> int:
         _require(len(self._rows) > 0, "number of rows", 0)
         parts: list[Part] = ["embed", "layers"]
         if self._sampled_rows:
             parts.append("head")
-        if self._samples:
+        if self._plain and self._samples:
             parts.append("sample")
-        upload = not _follows(self._rows, self._samples, *self._advanced)
+        elif self._samples:
+            parts += draw_parts(self._samples)
+            fill_logit_table(self._runner.logit_table, self._samples)
+        upload = not (self._plain and _follows(self._rows, self._samples, *self._advanced))
         if upload:
             self._fill_table()
         try:
-            self._runner.submit(parts, upload=upload)
+            self._runner.submit(parts, upload=upload, pages=self._page_copies)
         except ShaderError as error:
             raise DeviceFailed(str(error)) from error
-        self._advanced = (self._rows, self._samples) if self._samples else ((), ())
+        self._advanced = (self._rows, self._samples) if self._plain and self._samples else ((), ())
+        if "logprobs" in parts:
+            self._asked.append(self._samples)
         self._last_submitted += 1
         return self._last_submitted
 
     def retire(self, *, wait: bool) -> RetiredStep | None:
         try:
-            tokens = self._runner.retire(wait=wait)
+            retired = self._runner.retire(wait=wait)
         except ShaderError as error:
             raise DeviceFailed(str(error)) from error
-        if tokens is None:
+        if retired is None:
             return None
         self._last_retired += 1
-        return RetiredStep(self._last_retired, tokens)
+        if retired.records is None:
+            return RetiredStep(self._last_retired, retired.tokens)
+        logprobs = read_logprobs(retired.records, self._asked.popleft(), self._limits.vocab_size)
+        return RetiredStep(self._last_retired, retired.tokens, logprobs)
 
     def read_logits(self, num_rows: int) -> npt.NDArray[np.float32]:
         """Logits of the newest step's logits() rows, f32 [num_rows, vocab]; waits for the device."""
@@ -167,9 +204,12 @@ class GpuTable:
         if self._closed:
             return
         self._closed = True
-        with _translated():
-            while self._runner.in_flight:
-                self._runner.retire(wait=True)
+        try:
+            with _translated():
+                while self._runner.in_flight:
+                    self._runner.retire(wait=True)
+        except DeviceFailed:
+            logger.info("The device was gone before the model was closed")
         self._close_model()
 
     def _fill_table(self) -> None:
@@ -184,7 +224,7 @@ class GpuTable:
                 table.set_logits_row(index, sampled)
                 continue
             sample = self._samples[index]
-            params = sample.params
+            params = sample.params if sample.forced is None else GREEDY  # the cheapest to draw for nothing
             table.set_sample(
                 index,
                 row=sampled,
@@ -196,6 +236,7 @@ class GpuTable:
                 min_p=params.min_p,
                 seed=params.seed,
                 logits_row=index,
+                forced=sample.forced,
             )
 
 

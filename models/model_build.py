@@ -1,4 +1,4 @@
-"""Puts a described model on a device: pages, scratch, plan, sampler, runner.
+"""Puts a described model on a device: pages, scratch, plan, draw stage, runner.
 
 Owns the sizes of what is allocated once per model. Knows no requests. The engine's background thread, at load.
 """
@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from models.draw_stage import DrawStage, StepBuffers
 from models.gguf import GgufFile
 from models.kv_pages import KvType, allocate_pages
 from models.plan import make_plan
 from models.rope import rope_table
-from models.runner import Runner, RunnerBuffers
+from models.runner import Runner
 from models.scratch import allocate_scratch
 from models.stage_context import StageContext
 from models.stages import Model
@@ -22,7 +23,6 @@ from shaders.dispatch import Constants
 from shaders.kernel import KernelCache
 from shaders.ops.attention import quads
 from shaders.ops.matmul import MatmulContext, stride
-from shaders.ops.sampling import bind_sampler, vocab_shape
 from shaders.step_table import StepTable
 from shaders.traits import KernelSet
 
@@ -68,12 +68,15 @@ def build_runner(
         context=options.context,
     )
     step = gpu.storage("step", table.data.nbytes)
-    last_tokens = gpu.storage("last tokens", 4 * options.max_slots)
-    buffers = RunnerBuffers(
+    buffers = StepBuffers(
         step=step,
         tokens=gpu.storage("tokens", 4 * options.max_samples),
+        last_tokens=gpu.storage("last tokens", 4 * options.max_slots),
         logits=gpu.storage("logits", 4 * options.max_samples * logits_stride),
         logits_stride=logits_stride,
+        vocab_size=config.vocab_size,
+        max_samples=options.max_samples,
+        max_slots=options.max_slots,
     )
     context = StageContext(
         config=config,
@@ -98,22 +101,13 @@ def build_runner(
             scale=model.layers[0].attention.scale,
         ),
         rope=_rope(gpu, model, weights, options.context),
-        last_tokens=last_tokens,
+        last_tokens=buffers.last_tokens,
         logits=buffers.logits,
         logits_stride=logits_stride,
     )
     plan = make_plan(model, context, options.kernel_set)
     weights.finish()
-    sampler = bind_sampler(
-        kernels,
-        step=step,
-        vocab_shape=vocab_shape(gpu, config.vocab_size, logits_stride),
-        logits=buffers.logits,
-        last_tokens=last_tokens,
-        tokens=buffers.tokens,
-    )
-    advance = kernels.get("advance").bind({"step": step})
-    return Runner(gpu, plan, sampler, advance, kv, buffers, table, options.depth)
+    return Runner(gpu, plan, DrawStage(gpu, kernels, buffers), kv, buffers, table, options.depth)
 
 
 def _rope(gpu: Gpu, model: Model, weights: Weights, positions: int) -> Buffer:

@@ -1,8 +1,8 @@
 """Replays a plan: rows and samples in, logits and sampled tokens out, up to four steps in flight.
 
-Owns what a running model has on the device besides its weights: step table, logits, sampled tokens, the ring of
-buffers that bring tokens back. A sampled token stays on the device for the sequence's next step. Knows slots and page
-numbers, not sequences or requests; callers have checked all indices. The engine's background thread.
+Owns what a running model has on the device besides its weights and its draw stage: step table, logits, sampled tokens,
+the rings of buffers that bring results back. A sampled token stays on the device for the sequence's next step. Knows
+slots and page numbers, not sequences or requests; callers have checked all indices. The engine's background thread.
 
     fill the table -> submit(parts) ... retire (oldest first)
 """
@@ -11,51 +11,63 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from functools import cached_property
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from models.draw_stage import DrawPart, DrawStage, StepBuffers
 from models.kv_pages import KvPages
+from models.page_copies import PageCopier
 from models.plan import Plan
-from shaders.device import Buffer, Gpu
+from shaders.device import Gpu
 from shaders.dispatch import Dispatch
 from shaders.errors import DeviceLost
-from shaders.kernel import Bound
+from shaders.logit_table import LogitTable
+from shaders.ops.logits import RECORD_BYTES
 from shaders.recorder import Command, Copy, MappedBuffer, Recorder, command
 from shaders.run import check_grid
 from shaders.step_table import StepTable
 
-Part = Literal["embed", "layers", "head", "sample"]
-"""What a step may consist of, in this order."""
+Part = Literal["embed", "layers", "head"] | DrawPart
+"""What a step may consist of, in this order; draw_stage.py says which of the last four go together."""
 
 _CACHED_SHAPES = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunnerBuffers:
-    """Buffers that a step reads or writes from outside the plan. tokens u32 [max_samples], logits f32 [.., stride]."""
+class Retired(NamedTuple):
+    """A finished step's tokens, and per sample its record of logprobs, u32 [samples, 21, 2] as logprobs.wgsl has it;
+    None where none were asked for."""
 
-    step: Buffer
-    tokens: Buffer
-    logits: Buffer
-    logits_stride: int
+    tokens: tuple[int, ...]
+    records: npt.NDArray[np.uint32] | None
+
+
+class _Arrival(NamedTuple):
+    """Bytes on their way from the device."""
+
+    mapped: MappedBuffer
+    size: int
+
+
+class _Flight(NamedTuple):
+    """A submitted step: its number on the device, how many tokens it drew, and what brings its results."""
+
+    number: int
+    num_tokens: int
+    arrivals: tuple[_Arrival, ...]
+
+    @property
+    def answered(self) -> bool:
+        return all(mapped.answered for mapped, _ in self.arrivals)
 
 
 class Runner:
     """One model on one device. Attributes that benchmarks read: dispatches_last_step and waited_ns."""
 
     def __init__(
-        self,
-        gpu: Gpu,
-        plan: Plan,
-        sampler: Bound,
-        advance: Bound,
-        kv: KvPages,
-        buffers: RunnerBuffers,
-        table: StepTable,
-        depth: int,
+        self, gpu: Gpu, plan: Plan, draw: DrawStage, kv: KvPages, buffers: StepBuffers, table: StepTable, depth: int
     ) -> None:
         self.gpu = gpu
         self.table = table
@@ -63,19 +75,19 @@ class Runner:
         self._buffers = buffers
         self._kv = kv
         self._plan = plan
-        self._parts: dict[Part, Sequence[Dispatch]] = {
-            "embed": plan.embed,
-            "layers": plan.layers,
-            "head": plan.head,
-            "sample": (Dispatch(single=sampler, axis="x", count="samples"), Dispatch(single=advance, axis="none")),
-        }
+        self._draw = draw
+        self._depth = depth
+        self._page_copier = PageCopier(gpu, kv)
         self._commands: dict[tuple[tuple[Part, ...], int, int], list[Command]] = {}
         self._recorder = Recorder(gpu)
-        self._ring = [
-            MappedBuffer(self._recorder, gpu.readback(f"tokens {i}", 4 * table.max_samples)) for i in range(depth)
-        ]
-        self._flying: deque[tuple[int, MappedBuffer, int, int]] = deque()
+        self._ring = self._make_ring("tokens", 4 * table.max_samples)
+        self._flying: deque[_Flight] = deque()
         self._submitted = 0
+
+    @property
+    def logit_table(self) -> LogitTable:
+        """What the samples of the next submit() ask for, to be filled where it has more parts than "sample"."""
+        return self._draw.table
 
     @property
     def waited_ns(self) -> int:
@@ -89,43 +101,66 @@ class Runner:
 
     def set_pages(self, slot: int, first: int, pages: Sequence[int]) -> None:
         """Write entries of a slot's page table, ahead of the next submit."""
+        self.gpu.require()
         entries = np.array(pages, np.uint32)
         offset = 4 * (slot * self._kv.table_stride + first)
         self._recorder.write(self._kv.page_table.pointer, offset, entries.ctypes.data, entries.nbytes)
 
-    def submit(self, parts: Sequence[Part], *, upload: bool = True) -> None:
-        """Record and submit a step of these parts for what the table holds; the caller has room in flight.
+    def set_counts(self, slot: int, prompt_ids: Sequence[int], generated_ids: Sequence[int]) -> None:
+        """Say which tokens a slot's sequence has, ahead of the next submit; for penalties."""
+        self.gpu.require()
+        self._draw.set_counts(self._recorder, slot, prompt_ids, generated_ids)
 
-        A step without "sample" retires with no tokens; one with it leaves the device's table advanced by a token. Where
-        the next step is just that, it passes upload=False (and need not fill the table: only its counts matter).
+    def submit(self, parts: Sequence[Part], *, upload: bool = True, pages: Sequence[tuple[int, int]] = ()) -> None:
+        """Record and submit a step of these parts for what the tables hold; the caller has room in flight.
+
+        `pages` (source, target) are copied first. A step that draws nothing retires with no tokens; one with "sample"
+        leaves the device's table advanced by a token. Where the next step is just that, it passes upload=False (and
+        need not fill the table: only its counts matter). Raises DeviceLost, asked before each raw call that would abort
+        the process on a device that somebody destroyed.
         """
+        self.gpu.require()
         table, recorder = self.table, self._recorder
-        mapped = self._ring[self._submitted % len(self._ring)]
-        size = max(8, -(-4 * table.num_samples // 8) * 8)
-        commands = self._commands_of(tuple(parts), table.num_rows, table.num_samples)
+        num_samples = table.num_samples
+        commands = self._commands_of(tuple(parts), table.num_rows, num_samples)
+        before = self._page_copier.copies(pages) if pages else ()
+        after = [self._bring(self._ring, self._buffers.tokens.pointer, max(8, -(-4 * num_samples // 8) * 8))]
+        if "logprobs" in parts:
+            after.append(self._bring(self._records_ring, self._draw.records.pointer, RECORD_BYTES * num_samples))
         if upload:
             recorder.write(self._buffers.step.pointer, 0, table.address, table.bytes_used)
-        index = recorder.submit(commands, after=(Copy(self._buffers.tokens.pointer, mapped.pointer, size),))
-        mapped.request(size)
-        self._flying.append((index, mapped, size, table.num_samples if "sample" in parts else 0))
+        if "sample_processed" in parts or "logprobs" in parts:
+            self._draw.write_table(recorder)
+        index = recorder.submit(commands, before=before, after=[copy for copy, _ in after])
+        self.gpu.require()
+        for _, (mapped, size) in after:
+            mapped.request(size)
+        drawn = num_samples if "sample" in parts or "sample_processed" in parts else 0
+        self._flying.append(_Flight(index, drawn, tuple(arrival for _, arrival in after)))
         self._submitted += 1
         self.dispatches_last_step = len(commands)
 
-    def retire(self, *, wait: bool) -> tuple[int, ...] | None:
-        """Tokens of the oldest step if it is done or, with `wait`, once it is. Raises DeviceLost."""
+    def retire(self, *, wait: bool) -> Retired | None:
+        """Results of the oldest step if it is done or, with `wait`, once it is. Raises DeviceLost."""
         if not self._flying:
             return None
-        index, mapped, size, count = self._flying[0]
-        if not mapped.answered:
+        flight = self._flying[0]
+        self.gpu.require()
+        if not flight.answered:
             self._recorder.poll()
-        if not mapped.answered:
+        if not flight.answered:
             if not wait:
                 return None
-            self._recorder.wait(index)
-        if not mapped.ready:
+            self._recorder.wait(flight.number)
+        self.gpu.require()
+        if not all(mapped.ready for mapped, _ in flight.arrivals):
             raise DeviceLost("The graphics device stopped answering.")
         self._flying.popleft()
-        return tuple(memoryview(mapped.take(size)).cast("I")[:count])
+        tokens, *records = [mapped.take(size) for mapped, size in flight.arrivals]
+        return Retired(
+            tuple(memoryview(tokens).cast("I")[: flight.num_tokens]),
+            np.frombuffer(records[0], np.uint32).reshape(flight.num_tokens, -1, 2) if records else None,
+        )
 
     def read_logits(self, num_samples: int) -> npt.NDArray[np.float32]:
         """Logits of the newest step, f32 [num_samples, stride]; waits for everything in flight."""
@@ -139,9 +174,28 @@ class Runner:
         if commands is None:
             if len(self._commands) >= _CACHED_SHAPES:
                 self._commands.clear()
-            dispatches = [dispatch for part in parts for dispatch in self._parts[part]]
+            dispatches = [dispatch for part in parts for dispatch in self._dispatches(part)]
             commands = self._commands[key] = _commands(dispatches, rows, samples)
         return commands
+
+    def _dispatches(self, part: Part) -> Sequence[Dispatch]:
+        if part == "embed":
+            return self._plan.embed
+        if part == "layers":
+            return self._plan.layers
+        return self._plan.head if part == "head" else self._draw.part(part)
+
+    def _make_ring(self, name: str, size: int) -> list[MappedBuffer]:
+        return [MappedBuffer(self._recorder, self.gpu.readback(f"{name} {i}", size)) for i in range(self._depth)]
+
+    @cached_property
+    def _records_ring(self) -> list[MappedBuffer]:
+        return self._make_ring("logprobs", RECORD_BYTES * self.table.max_samples)
+
+    def _bring(self, ring: list[MappedBuffer], source: int, size: int) -> tuple[Copy, _Arrival]:
+        """How `size` bytes of a buffer come to the host with the step about to be submitted."""
+        mapped = ring[self._submitted % len(ring)]
+        return Copy(source, mapped.pointer, size), _Arrival(mapped, size)
 
 
 def _commands(part: Sequence[Dispatch], rows: int, samples: int) -> list[Command]:

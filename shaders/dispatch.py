@@ -24,8 +24,8 @@ TILE = 8
 class Dispatch:
     """`count` says what the kernel runs over; `axis` is the grid's axis that counts them.
 
-    A mat-mul has two variants, for one token and for tiles of eight, and counts tiles in y. Others have one, and
-    count each row or sample, or nothing. `grid` holds the other axes; the counted one is ignored.
+    Mat-muls and attention have two variants, for one token and for tiles of `tile`, and count tiles in y. Others have
+    one, and count each row or sample, or nothing. `grid` holds the other axes; the counted one is ignored.
     """
 
     single: Bound
@@ -33,13 +33,14 @@ class Dispatch:
     grid: Grid = (1, 1, 1)
     axis: Literal["x", "y", "none"] = "y"
     count: Literal["rows", "samples"] = "rows"
+    tile: int = TILE
 
     def at(self, rows: int, samples: int) -> tuple[Bound, Grid]:
         """The variant and the grid for a step."""
         count = rows if self.count == "rows" else samples
         bound = self.single
         if self.tiled is not None and count > 1:
-            bound, count = self.tiled, -(-count // TILE)
+            bound, count = self.tiled, -(-count // self.tile)
         x, y, z = self.grid
         if self.axis == "none":
             return bound, self.grid

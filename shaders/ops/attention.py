@@ -12,6 +12,9 @@ from shaders.kernel import KernelCache
 QUAD = 4
 """Query heads of one kv head that a workgroup takes together."""
 
+ROWS = 4
+"""Rows that attention_tiled takes together."""
+
 
 def attention(
     kernels: KernelCache,
@@ -31,14 +34,22 @@ def attention(
 ) -> Dispatch:
     """y[r] = attention of row r over its sequence up to its own position; q and y are [tokens, stride]."""
     lanes = "subgroup" if subgroups else "workgroup"
-    kernel = kernels.get(
-        "attention_paged",
-        {"lanes": f"common/lanes_{lanes}.wgsl", "kv_read": f"common/kv_read_{kv_type}.wgsl"},
+    slots = {"lanes": f"common/lanes_{lanes}.wgsl", "kv_read": f"common/kv_read_{kv_type}.wgsl"}
+    buffers = {
+        "step": step,
+        "heads": heads,
+        "page_table": page_table,
+        "q": q,
+        "k_pages": keys,
+        "v_pages": values,
+        "y": y,
+    }
+    return Dispatch(
+        single=kernels.get("attention_paged", slots).bind(buffers),
+        tiled=kernels.get("attention_tiled", slots).bind(buffers) if subgroups else None,
+        tile=ROWS,
+        grid=(num_kv_heads * quads(num_q_heads, num_kv_heads), 1, -(-head_dim // 64)),
     )
-    bound = kernel.bind(
-        {"step": step, "heads": heads, "page_table": page_table, "q": q, "k_pages": keys, "v_pages": values, "y": y}
-    )
-    return Dispatch(single=bound, grid=(num_kv_heads * quads(num_q_heads, num_kv_heads), 1, -(-head_dim // 64)))
 
 
 def quads(num_q_heads: int, num_kv_heads: int) -> int:

@@ -4,7 +4,7 @@
 // binding   vocab        uniform     vocab_size and quads per row
 // binding   logit_table  read        what each sample asks for
 // binding   tokens       read        [samples] what was drawn
-// binding   counts       read_write  [slots][4 * quads_per_row], a token's occurrences in the answer; bit 31: in the prompt
+// binding   counts       read_write  [slots][4 * quads_per_row], occurrences in the answer; bit 31: in the prompt
 
 @group(0) @binding(0) var<storage, read> step: array<vec4u>;
 @group(0) @binding(1) var<uniform> vocab: Vocab;

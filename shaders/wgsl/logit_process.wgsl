@@ -4,7 +4,7 @@
 // binding   step         read        header, rows and samples of the step
 // binding   vocab        uniform     vocab_size and quads per row
 // binding   logit_table  read        what each sample asks for
-// binding   counts       read        [slots][quads_per_row] vec4u, a token's occurrences in the answer; bit 31: in the prompt
+// binding   counts       read        [slots][quads_per_row], occurrences in the answer; bit 31: in the prompt
 // binding   logits       read        [rows][quads_per_row] f32 bits, four to an element
 // binding   processed    read_write  [rows][4 * quads_per_row] f32 bits
 // override  WG  threads per workgroup, a power of two from 8 to 256

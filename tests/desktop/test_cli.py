@@ -61,7 +61,7 @@ def type_in(monkeypatch: pytest.MonkeyPatch, text: str, *, person: bool = False)
         ["chat", "--kv-type", "f8"],
         ["logits", "m", "--token-ids", "1"],
         ["bench", "--prefill", "128,"],
-        ["serve"],
+        ["serve", "--port", "65536"],
         ["--adapter", "x", "chat"],
         ["nonsense"],
     ],

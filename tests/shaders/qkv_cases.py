@@ -175,4 +175,3 @@ def split_truth(whole: Truth, heads: Heads, turns: Real) -> dict[str, Truth]:
         found[name] = Truth(*(a.reshape(TOKENS, -1) for a in part))
         start += count * dim
     return found
-

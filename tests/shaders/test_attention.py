@@ -146,9 +146,7 @@ EVERY = range(len(ROWS))
 @KV_TYPES
 @pytest.mark.parametrize("dim", HEAD_DIMS)
 @pytest.mark.parametrize(("shared_by", "num_kv"), GROUPS)
-def test_is_that_of_float64(
-    bench: Bench, shared_by: int, num_kv: int, dim: int, kv_type: str, subgroups: bool
-) -> None:
+def test_is_that_of_float64(bench: Bench, shared_by: int, num_kv: int, dim: int, kv_type: str, subgroups: bool) -> None:
     case = Case(bench, kv_type, shared_by, num_kv, dim)
     got = case.run(case.dispatch(shuffled(dim), subgroups), EVERY)
     assert_close(got, case.truth(), TOLERANCE["attention"], f"attention {kv_type} {shared_by}:{num_kv} of {dim}")

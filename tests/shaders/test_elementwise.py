@@ -88,9 +88,7 @@ def test_rms_norm(bench: Bench, width: int) -> None:
     gain = rng.normal(1, 0.3, width).astype(np.float32)
     source = bench.upload("x", padded(x, stride(width)))
     y = bench.upload("y", np.full(TOKENS * stride(width), POISON, np.float32))
-    dispatch = elementwise.rms_norm(
-        bench.context(), source, y, gain=bench.vector("gain", gain), width=width, eps=EPS
-    )
+    dispatch = elementwise.rms_norm(bench.context(), source, y, gain=bench.vector("gain", gain), width=width, eps=EPS)
     bench.run([dispatch], [(0, 0, 0)] * TOKENS)
     got = bench.floats(y, TOKENS, stride(width))
     value = reference.rms_norm(x.astype(np.float64), gain.astype(np.float64), EPS)
