@@ -6,21 +6,25 @@ collects in an outbox. Only the engine's background thread calls it (tests call 
 
 from __future__ import annotations
 
+import heapq
 import logging
 import time
 from collections.abc import Callable
 
 from engine.actions import StepFailed, default_actions
+from engine.emission import Emission
 from engine.errors import ContextTooLong, DeviceFailed, InvalidParameter, QueueFull, RequestRejected
 from engine.function_table import FunctionTable, RetiredStep
-from engine.request import FinishReason, Request
+from engine.request import FinishReason, Request, TokenLogprobs
 from engine.request_state import RequestState, Vocabulary
-from engine.state import Emission, EngineState, InFlightStep
+from engine.state import EngineState, InFlightStep
 
 logger = logging.getLogger(__name__)
 
 MAX_WAITING = 1024
-"""Requests that may wait; more are refused, so that a runaway client meets a limit before memory does."""
+"""Answers that may wait; more are refused, so that a runaway client meets a limit before memory does."""
+
+_IDLE_STEPS = 4
 
 
 class Engine:
@@ -31,6 +35,8 @@ class Engine:
     ) -> None:
         self.state = EngineState(table, vocabulary, clock)
         self._actions = default_actions()
+        self._num_idle = 0
+        self._deadlines: list[tuple[float, str]] = []
 
     @property
     def has_work(self) -> bool:
@@ -45,18 +51,25 @@ class Engine:
         if len(state.waiting) >= MAX_WAITING:
             raise QueueFull(f"{MAX_WAITING} requests are waiting already. Try again when some have finished.")
         limit = self._tokens_to_draw(request)
-        state.enqueue(RequestState(request, limit, state.clock() if arrived is None else arrived))
+        arrived = state.clock() if arrived is None else arrived
+        state.enqueue(request, limit, arrived)
+        if request.deadline_s is not None:
+            heapq.heappush(self._deadlines, (arrived + request.deadline_s, request.request_id))
 
     def abort_request(self, request_id: str) -> None:
-        """End an open request with "abort"; one that is not open is left alone."""
-        sequence = self.state.ledger.get(request_id)
-        if sequence is not None:
-            self.state.finish(sequence, "abort")
+        """End all answers of an open request with "abort"; one that is not open is left alone."""
+        opened = self.state.ledger.get(request_id)
+        if opened is not None:
+            self.state.end(opened, "abort")
 
     def end_all(self, reason: FinishReason, error: str | None = None) -> None:
-        """End every open request. Their memory is free when their last step has retired."""
-        for sequence in list(self.state.ledger.values()):
-            self.state.finish(sequence, reason, error=error)
+        """End every open request. Their memory is free, or in the cache, when their last step has retired."""
+        for opened in list(self.state.ledger.values()):
+            self.state.end(opened, reason, error)
+
+    def clear_cache(self) -> None:
+        """Forget every prompt and answer that is kept for later, pinned ones too."""
+        self.state.cache.clear(self.state.table.last_submitted)
 
     def take_outbox(self) -> list[Emission]:
         """What the requests have to tell since the last call, in order."""
@@ -69,6 +82,8 @@ class Engine:
         A failure ends the requests that it belongs to. Raises DeviceFailed where there is no going on.
         """
         state = self.state
+        if self._deadlines:
+            self._end_overdue()
         while state.in_flight and self._retire_oldest(wait=False):
             pass
         if len(state.in_flight) >= state.limits.max_in_flight:
@@ -80,12 +95,23 @@ class Engine:
             state.fail(failure.participants, f"The model failed while answering ({failure}). Send the message again.")
             return
         if acted:
-            return
-        if state.in_flight:
+            self._num_idle = 0
+        elif state.in_flight:
             self._retire_oldest(wait=True)
         elif state.ledger:
-            # Unreachable unless the books are wrong: everything is free and still nobody can go on.
-            state.fail(state.ledger.values(), "The engine lost track of this request. Send the message again.")
+            self._num_idle += 1
+            if self._num_idle >= _IDLE_STEPS:
+                # Unreachable unless the books are wrong: everything is free and still nobody can go on.
+                self.end_all("error", "The engine lost track of this request. Send the message again.")
+
+    def _end_overdue(self) -> None:
+        now = self.state.clock()
+        while self._deadlines and self._deadlines[0][0] <= now:
+            due, request_id = heapq.heappop(self._deadlines)
+            opened = self.state.ledger.get(request_id)
+            if opened is not None and opened.deadline == due:
+                seconds = f"{opened.request.deadline_s:g}"
+                self.state.end(opened, "error", f"This request took longer than its limit of {seconds} s.")
 
     def _retire_oldest(self, *, wait: bool) -> bool:
         """Take one step back from the device, if it is done; False if it is not."""
@@ -118,30 +144,52 @@ class Engine:
         """Commit a retired step's tokens and post-process their requests. Tokens of finished requests are dropped."""
         state = self.state
         now = state.clock()
-        if len(retired.tokens) != len(step.drawing):
+        depth = max((end for _, end in step.chunks), default=0)
+        state.pacer.note(now - max(step.submitted_at, state.last_retired_at), step.num_prompt_rows, depth)
+        state.last_retired_at = now
+        num_drawn = len(step.drawing)
+        logprobs = retired.logprobs or (None,) * len(retired.tokens)
+        if not num_drawn + len(step.scored) == len(retired.tokens) == len(logprobs):
             state.fail(step.participants, "The model returned a wrong number of tokens. Send the message again.")
             return
-        for sequence, token in zip(step.drawing, retired.tokens, strict=True):
+        for sequence, end in step.chunks:
+            self._remember(sequence, end)
+        for sequence, logprob in zip(step.scored, logprobs[num_drawn:], strict=True):
+            if sequence.finish_reason is None and logprob is not None:
+                state.ledger[sequence.request.request_id].prompt_logprobs.append(logprob)
+        for sequence, token, logprob in zip(step.drawing, retired.tokens, logprobs, strict=False):
             if sequence.finish_reason is not None:
                 continue
             try:
-                self._post_process(sequence, token, now)
+                self._post_process(sequence, token, logprob, now)
             except Exception:
                 # Whatever is wrong with this token (say, an id that the vocabulary lacks) concerns its request alone.
                 logger.exception("Request %s: token %d could not be processed", sequence.request.request_id, token)
                 state.fail([sequence], "The model gave a token that could not be read. Send the message again.")
 
-    def _post_process(self, sequence: RequestState, token: int, now: float) -> None:
+    def _remember(self, sequence: RequestState, end: int) -> None:
+        """A chunk has retired: others may start from it now."""
+        if sequence.slot < 0:
+            return  # ended, or gave way with what had retired by then
+        state = self.state
+        sequence.num_retired = end
+        state.memory.remember(sequence)
+        if sequence.request.pin and not sequence.index and end >= sequence.num_prompt:
+            state.pin(sequence)
+
+    def _post_process(self, sequence: RequestState, token: int, logprob: TokenLogprobs | None, now: float) -> None:
         state = self.state
         if not 0 <= token < state.limits.vocab_size:
             raise ValueError(f"token {token} is outside the vocabulary")
-        sequence.note_token_time(now)
-        sequence.commit_token(token)
+        if sequence.request.logprobs is not None and logprob is None:
+            raise ValueError("the token came without its logprob")
+        state.ledger[sequence.request.request_id].note_token_time(now)
+        sequence.commit_token(token, logprob)
         token_ids, text, reason = sequence.delta_request_return(state.vocabulary)
         if reason is not None:
             state.finish(sequence, reason, token_ids=token_ids, text=text)
         else:
-            state.outbox.append(Emission(sequence.request.request_id, token_ids, text))
+            state.tell(sequence, token_ids, text)
 
     def _tokens_to_draw(self, request: Request) -> int:
         """How many tokens the request may get, at least 1. Raises RequestRejected where it can never be honoured."""
@@ -154,6 +202,8 @@ class Engine:
             )
         if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= state.limits.vocab_size:
             raise InvalidParameter("The prompt has a token that this model does not know. Encode it with this model.")
+        if any(token >= state.limits.vocab_size for token, _ in request.sampling.logit_bias):
+            raise InvalidParameter("logit_bias names a token that this model does not know. Encode it with this model.")
         limit = context - prompt if request.max_tokens is None else min(request.max_tokens, context - prompt)
         if prompt + (1 if request.max_tokens is None else limit) > room:
             raise RequestRejected(

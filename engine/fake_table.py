@@ -1,8 +1,11 @@
 """A FunctionTable without a device: its next token is arithmetic, and it refuses what would corrupt a real one.
 
 Owns a pretend KV cache in pages, the delay of steps in flight and planned faults. Each cell of the cache holds a
-position and a hash of everything up to there, read back through the page table; so the tokens are known beforehand
-(continuation()) and come out wrong if a page or a position is mixed up. Knows no request.
+position, a token and a hash of everything up to there, read back through the page table; so the tokens are known
+beforehand (continuation()) and come out wrong if a page or a position is mixed up. Knows no request.
+
+Slots may share pages. Whoever writes to a page spoils it for every other slot that lists it: a slot with a step in
+flight refuses at once, any other when it next runs. A slot that starts anew has drawn nothing and counted nothing.
 
 ValueError stands for "an invalid dispatch". Any one thread at a time may call it.
 """
@@ -15,6 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from engine.function_table import FROM_DEVICE, PAGE_SIZE, RetiredStep, Row, Sample, TableLimits
+from engine.request import TokenLogprobs
 
 _MODULUS = 2**31 - 1
 
@@ -37,6 +41,12 @@ def continuation(prompt: Sequence[int], count: int, next_token: NextToken) -> li
         tokens.append(next_token(state, tokens[-1]))
         state = fold(state, tokens[-1])
     return tokens[len(prompt) :]
+
+
+def pretend_logprobs(state: int, token: int, num_top: int) -> TokenLogprobs:
+    """What a FakeTable reports of a token that follows a sequence with this hash."""
+    top = tuple(((state + rank) % 256, -0.5 * (rank + 1)) for rank in range(num_top))
+    return TokenLogprobs(token=token, logprob=-(1 + (state + token) % 50) / 10, top=top)
 
 
 def small_limits(
@@ -72,10 +82,12 @@ class Fault:
 
 @dataclass(slots=True)
 class _Step:
+    copies: Sequence[tuple[int, int]] = ()
     rows: Sequence[Row] = ()
     logit_rows: Sequence[int] = ()
     samples: Sequence[Sample] = ()
     tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs | None, ...] = ()
     done_at: float = 0.0
     calls: list[str] = field(default_factory=list)
 
@@ -83,8 +95,7 @@ class _Step:
 class FakeTable:
     """See the module's docstring. A step is done when `delay` steps are in flight, or `step_s` after the one before.
 
-    With shared_pages a page may be in the page tables of several slots, as it will be once prefixes are shared. Faults
-    may be planned later too, by appending to `faults`.
+    Faults may be planned later too, by appending to `faults`.
     """
 
     def __init__(
@@ -95,20 +106,23 @@ class FakeTable:
         delay: int = 1,
         step_s: float = 0.0,
         faults: Iterable[Fault] = (),
-        shared_pages: bool = False,
     ) -> None:
         self._limits = limits or small_limits()
         self._next_token = next_token
         self._delay = delay
         self._step_s = step_s
         self.faults = list(faults)
-        self._shared_pages = shared_pages
         self._page_tables: list[list[int]] = [[] for _ in range(self._limits.max_slots)]
-        self._owner = [-1] * self._limits.num_pages
-        self._last_use = [0] * self._limits.num_pages
+        self._holders: list[set[int]] = [set() for _ in range(self._limits.num_pages)]
+        self._unverified: set[int] = set()  # slots whose page table began with pages that they did not write
+        self._spoiled: dict[int, int] = {}  # slot -> a page of it that another slot has written to
         self._slot_last_use = [0] * self._limits.max_slots
-        self._cells: dict[int, tuple[int, int]] = {}  # page * PAGE_SIZE + offset -> position, hash up to there
+        self._cells: dict[int, tuple[int, int, int]] = {}  # page * PAGE_SIZE + offset -> position, hash, token
         self._device_token: dict[int, int] = {}
+        self.counted: dict[int, int] = {}
+        """Slot -> tokens that its penalties know of."""
+        self.num_copied = 0
+        self.num_rows = 0
         self._recording: _Step | None = None
         self._in_flight: deque[_Step] = deque()
         self._last_submitted = 0
@@ -140,18 +154,43 @@ class FakeTable:
         _require(not rewrites, f"the page table of slot {slot} is in use by a step in flight")
         for page in pages:
             _require(0 <= page < self._limits.num_pages, f"page {page}")
-            free = self._shared_pages or self._last_use[page] <= self.last_retired
-            _require(free, f"page {page} is in use by a step in flight")
+        for page in table[first:]:
+            self._holders[page].discard(slot)
         del table[first:]
         table.extend(pages)
         for page in pages:
-            self._owner[page] = slot
+            self._holders[page].add(slot)
+        if not first:
+            self._spoiled.pop(slot, None)
+            self._device_token.pop(slot, None)
+            self.counted.pop(slot, None)
+            self._unverified.add(slot)
+
+    def set_counts(self, slot: int, prompt_ids: Sequence[int], generated_ids: Sequence[int]) -> None:
+        self._meet("set_counts")
+        _require(0 <= slot < self._limits.max_slots, f"slot {slot}")
+        for token in (*prompt_ids, *generated_ids):
+            _require(0 <= token < self._limits.vocab_size, f"token {token}")
+        self.counted[slot] = len(prompt_ids) + len(generated_ids)
 
     def begin_forward(self) -> None:
         self._meet("begin_forward")
         _require(not self.closed, "the table is closed")
         _require(len(self._in_flight) < self._limits.max_in_flight, "too many steps in flight")
         self._recording = _Step()
+
+    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+        self._meet("copy_pages")
+        step = self._recording
+        if step is None or step.calls or step.copies:
+            raise ValueError("copy_pages out of order")
+        targets = [target for _, target in pairs]
+        for source, target in pairs:
+            _require(0 <= source < self._limits.num_pages, f"page {source}")
+            _require(0 <= target < self._limits.num_pages, f"page {target}")
+            _require(source not in targets, f"page {source} is copied and overwritten")
+        _require(len(set(targets)) == len(targets), "two copies to one page")
+        step.copies = pairs
 
     def embed(self, rows: Sequence[Row]) -> None:
         step = self._record("embed", after=())
@@ -182,6 +221,8 @@ class FakeTable:
         for sample in samples:
             row = step.rows[sample.row]
             _require((sample.slot, sample.position) == (row.slot, row.position + 1), "a sample does not follow its row")
+            if sample.params.counts_tokens and sample.forced is None:
+                _require(self.counted.get(row.slot) == sample.position, f"slot {row.slot} has counted other tokens")
         step.samples = samples
 
     def end_forward(self) -> int:
@@ -190,10 +231,13 @@ class FakeTable:
         if step is None or step.calls not in (["embed", "layers"], ["embed", "layers", "logits", "sample"]):
             raise ValueError("the step is not complete")
         self._recording = None
+        writers = {row.slot for row in step.rows}
+        for source, target in step.copies:
+            self._copy(source, target, writers)
         written = [self._write(row) for row in step.rows]
-        step.tokens = tuple(self._next_token(*written[sample.row]) for sample in step.samples)
-        for sample, token in zip(step.samples, step.tokens, strict=True):
-            self._device_token[sample.slot] = token
+        self.num_rows += len(written)
+        if step.samples:
+            self._draw(step, written)
         if self._step_s:
             before = self._in_flight[-1].done_at if self._in_flight else 0.0
             step.done_at = max(before, time.perf_counter()) + self._step_s
@@ -211,7 +255,7 @@ class FakeTable:
             time.sleep(max(0.0, step.done_at - time.perf_counter()))
         self._in_flight.popleft()
         self._meet("retire", self.last_retired)
-        return RetiredStep(self.last_retired, step.tokens)
+        return RetiredStep(self.last_retired, step.tokens, step.logprobs)
 
     def close(self) -> None:
         self._in_flight.clear()
@@ -225,24 +269,74 @@ class FakeTable:
         step.calls.append(call)
         return step
 
+    def _draw(self, step: _Step, written: list[tuple[int, int]]) -> None:
+        tokens: list[int] = []
+        logprobs: list[TokenLogprobs | None] = []
+        for sample in step.samples:
+            state, last = written[sample.row]
+            token = self._next_token(state, last) if sample.forced is None else sample.forced
+            tokens.append(token)
+            top = sample.top_logprobs
+            logprobs.append(None if top is None else pretend_logprobs(state, token, top))
+            if sample.forced is None:
+                self._device_token[sample.slot] = token
+                if sample.slot in self.counted:
+                    self.counted[sample.slot] += 1
+        step.tokens = tuple(tokens)
+        if any(logprobs):
+            step.logprobs = tuple(logprobs)
+
     def _write(self, row: Row) -> tuple[int, int]:
         """Append one row to its sequence's cache; returns the hash up to it, and its token."""
+        slot, position = row.slot, row.position
+        if slot in self._spoiled:
+            raise ValueError(f"invalid: page {self._spoiled[slot]} of slot {slot} was overwritten by another slot")
+        if slot in self._unverified:
+            self._verify(slot, position)
         before = 0
-        if row.position:
-            position, before = self._cells.get(self._cell(row.slot, row.position - 1), (-1, 0))
-            _require(position == row.position - 1, f"position {row.position} follows nothing")
-        token = self._device_token[row.slot] if row.token == FROM_DEVICE else row.token
-        cell = self._cell(row.slot, row.position)
-        self._cells[cell] = row.position, fold(before, token)
-        self._last_use[cell // PAGE_SIZE] = self._slot_last_use[row.slot] = self._last_submitted + 1
-        return self._cells[cell][1], token
+        if position:
+            found, before, _ = self._cells.get(self._cell(slot, position - 1), (-1, 0, 0))
+            _require(found == position - 1, f"position {position} follows nothing")
+        token = self._device_token[slot] if row.token == FROM_DEVICE else row.token
+        cell = self._cell(slot, position)
+        self._spoil(cell // PAGE_SIZE, slot)
+        state = fold(before, token)
+        self._cells[cell] = position, state, token
+        self._slot_last_use[slot] = self._last_submitted + 1
+        return state, token
+
+    def _copy(self, source: int, target: int, writers: set[int]) -> None:
+        self._spoil(target, next(iter(self._holders[target] & writers), -1))
+        self.num_copied += 1
+        for offset in range(PAGE_SIZE):
+            self._cells.pop(target * PAGE_SIZE + offset, None)
+            cell = self._cells.get(source * PAGE_SIZE + offset)
+            if cell is not None:
+                self._cells[target * PAGE_SIZE + offset] = cell
+
+    def _spoil(self, page: int, writer: int) -> None:
+        """Writing to a page that other slots list too: see the module's docstring."""
+        holders = self._holders[page]
+        if len(holders) <= (writer in holders):
+            return
+        for slot in holders - {writer}:
+            in_use = self._slot_last_use[slot] > self.last_retired
+            _require(not in_use, f"page {page} is written to while slot {slot} reads it")
+            self._spoiled[slot] = page
+
+    def _verify(self, slot: int, count: int) -> None:
+        """Check that the cells before position `count` are one unbroken sequence, whoever wrote them."""
+        self._unverified.discard(slot)
+        state = 0
+        for position in range(count):
+            cell = self._cells.get(self._cell(slot, position), (-1, 0, 0))
+            state = fold(state, cell[2])
+            _require(cell[:2] == (position, state), f"position {count} follows nothing")
 
     def _cell(self, slot: int, position: int) -> int:
         table = self._page_tables[slot]
         _require(position // PAGE_SIZE < len(table), f"slot {slot} has no page for position {position}")
-        page = table[position // PAGE_SIZE]
-        _require(self._shared_pages or self._owner[page] == slot, f"page {page} belongs to slot {self._owner[page]}")
-        return page * PAGE_SIZE + position % PAGE_SIZE
+        return table[position // PAGE_SIZE] * PAGE_SIZE + position % PAGE_SIZE
 
     def _meet(self, call: str, step: int | None = None) -> None:
         if not self.faults:

@@ -18,16 +18,18 @@ _T = TypeVar("_T")
 
 
 def stream(engine: ThreadedEngine, request: Request) -> Iterator[Delta]:
-    """The request's deltas, the last with a finish_reason. Closing the iterator early aborts the request."""
+    """The request's deltas until each answer had its finish_reason. Closing the iterator early aborts the request."""
     deltas: queue.SimpleQueue[Delta] = queue.SimpleQueue()
     engine.add_request(request, deltas.put)
-    delta = None
+    num_open = request.n
     try:
-        while delta is None or delta.finish_reason is None:
+        while num_open:
             delta = _next(deltas)
+            if delta.finish_reason is not None:
+                num_open = 0 if delta.finish_reason == "error" else num_open - 1
             yield delta
     finally:
-        if delta is None or delta.finish_reason is None:
+        if num_open:
             engine.abort_request(request.request_id)
 
 

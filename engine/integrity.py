@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from engine.function_table import PAGE_SIZE
 
 if TYPE_CHECKING:
+    from engine.open_request import OpenRequest
     from engine.request_state import RequestState
     from engine.state import EngineState
 
@@ -20,30 +21,55 @@ def check_integrity(state: EngineState) -> None:
     """Raise AssertionError, saying what is wrong, where the books don't balance."""
     admitted = [*state.prefilling, *state.running]
     places = Counter(id(sequence) for sequence in [*state.waiting, *admitted])
-    assert places == Counter(id(sequence) for sequence in state.ledger.values()), "a request is lost or in two places"
-    for request_id, sequence in state.ledger.items():
-        assert sequence.request.request_id == request_id, "the ledger's key is not the request's id"
-        assert sequence.finish_reason is None, f"{request_id} is finished and still open"
-        _check_tokens(state, sequence)
+    answers = [answer for opened in state.ledger.values() for answer in opened.answers if answer.finish_reason is None]
+    assert places == Counter(map(id, answers)), "an answer is lost or in two places"
+    for request_id, opened in state.ledger.items():
+        assert opened.request.request_id == request_id, "the ledger's key is not the request's id"
+        _check_request(state, opened)
+    for queue in (state.waiting, state.prefilling):
+        assert queue == sorted(queue, key=lambda sequence: sequence.order), "a queue is out of order"
     for sequence in state.waiting:
-        assert sequence.slot < 0 and not sequence.pages and not sequence.num_prefilled, "a waiting request holds memory"
-    assert all(sequence.num_prefilled < sequence.num_prompt for sequence in state.prefilling), "nothing left to prefill"
-    assert all(sequence.num_prefilled == sequence.num_prompt for sequence in state.running), "prompt is not complete"
-    state.slots.recount(sequence.slot for sequence in admitted)
-    state.pages.recount(page for sequence in admitted for page in sequence.pages)
+        assert sequence.slot < 0 and not sequence.pages and sequence.copy is None, "a waiting sequence holds memory"
+    assert all(sequence.num_prefilled < sequence.num_target for sequence in state.prefilling), "nothing left to prefill"
+    assert all(sequence.num_prefilled == sequence.num_target for sequence in state.running), "prompt is not complete"
+    _check_memory(state, admitted)
     _check_steps(state)
 
 
+def _check_memory(state: EngineState, admitted: list[RequestState]) -> None:
+    state.slots.recount(sequence.slot for sequence in admitted)
+    held = [page for sequence in admitted for page in sequence.pages]
+    held += [sequence.copy[0] for sequence in admitted if sequence.copy is not None]
+    state.pages.recount([*held, *state.cache.pages_held()])
+    state.cache.check_integrity()
+    assert state.cache.num_pinned <= state.limits.num_pages // 2, "too much is pinned"
+
+
+def _check_request(state: EngineState, opened: OpenRequest) -> None:
+    open_answers = [answer for answer in opened.answers if answer.finish_reason is None]
+    assert len(opened.answers) == opened.request.n and len(open_answers) == opened.num_open > 0, (
+        "answers are miscounted"
+    )
+    needed = opened.answers[0].num_pages_needed
+    assert needed + state.cache.num_pinned <= state.limits.num_pages, "a request can never have its pages"
+    for answer in open_answers:
+        _check_tokens(state, answer)
+
+
 def _check_tokens(state: EngineState, sequence: RequestState) -> None:
-    name = sequence.request.request_id
+    name = f"{sequence.request.request_id} ({sequence.index})"
     in_flight = sum(step.drawing.count(sequence) for step in state.in_flight)
-    assert sequence.num_drawn == len(sequence.committed) + in_flight, f"{name}: a drawn token is lost"
-    assert sequence.num_returned == len(sequence.committed), f"{name}: a committed token was not told"
+    num_committed = len(sequence.committed)
+    assert sequence.num_drawn == num_committed + in_flight, f"{name}: a drawn token is lost"
+    assert sequence.num_returned == num_committed, f"{name}: a committed token was not told"
     assert sequence.num_drawn <= sequence.limit, f"{name}: drew beyond its limit"
     assert sequence.num_prompt + sequence.limit <= state.limits.context_length, f"{name}: beyond the context"
+    with_logprobs = sequence.request.logprobs is not None
+    assert len(sequence.logprobs) == (num_committed if with_logprobs else 0), f"{name}: logprobs are misaligned"
     if sequence.slot >= 0:
-        num_positions = sequence.num_prompt + sequence.limit - 1
+        num_positions = max(sequence.num_target, sequence.num_prompt + sequence.num_drawn - 1)
         assert len(sequence.pages) * PAGE_SIZE >= num_positions, f"{name}: too few pages"
+        assert sequence.num_retired <= num_positions, f"{name}: more retired than computed"
 
 
 def _check_steps(state: EngineState) -> None:

@@ -1,24 +1,29 @@
-"""The ledger of one request: its prompt, what was drawn for it, what is known of that, and what was told.
+"""The ledger of one answer: its prompt, what was drawn for it, what is known of that, and what was told.
 
-Owns token counts, draft tokens, the stop checks and the measured times. Does not know the device, the queues or the
-other requests; engine/state.py moves it between them. Only the engine's background thread touches it.
+Owns token counts, draft tokens and the stop checks. Does not know the device, the queues or other requests;
+engine/state.py moves it between them. Only the engine's background thread touches it.
 
-One request is one sequence here; the further sequences of n > 1 will be ledgers forked from this one. A grammar's
-next_token_bitmask will stand here too, beside the tokens that it follows.
+One answer is one sequence. A request for n answers has n of these (engine/open_request.py); the first is the root of
+the others. A grammar's next_token_bitmask will stand here too, beside the tokens that it follows.
 
-    prompt            [0 ........ num_prefilled .... num_prompt)
+    prompt            [0 ................................ num_prompt)
     generated                                        [0 .. num_returned .. len(committed) .. num_drawn .. limit)
                                                       told on the stream  retired  in flight    never drawn
+
+While it is admitted, tokens of prompt and answer are computed up to num_target at first, and then as they are drawn:
+
+    keys and values   [0 .. num_retired .. num_prefilled .. num_target)
+                       worth keeping  submitted  to be computed before anything is drawn
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from engine.detokenizer import StopFinder
 from engine.function_table import FROM_DEVICE, PAGE_SIZE
-from engine.request import FinishReason, Request, Timings, Usage
+from engine.request import MAX_CHOICES, FinishReason, Request, SamplingParams, TokenLogprobs
 
 
 class Vocabulary(Protocol):
@@ -41,25 +46,45 @@ class DraftToken:
 
 @dataclass(slots=True, eq=False)
 class RequestState:
-    """See the module's docstring. `limit` is the number of tokens that may be drawn at most, at least 1."""
+    """See the module's docstring. `limit` is the number of tokens that may be drawn at most, at least 1.
+
+    `order` is that of arrival: of requests first, then of their answers.
+    """
 
     request: Request
     limit: int
     arrived: float
+    index: int = 0
+    order: int = 0
+    root: RequestState | None = None
+    sampling: SamplingParams = field(init=False)
     slot: int = -1
     pages: list[int] = field(default_factory=list)
+    copy: tuple[int, int] | None = None
+    """A page to be copied into one of its own with its next chunk; the source is held until then."""
+    num_target: int = 0
     num_prefilled: int = 0
+    num_retired: int = 0
+    score_from: int = 0
+    """Logprobs of prompt tokens are still to be had from this position on."""
+    last_step: int = 0
+    has_started: bool = False
+    """Its whole prompt was submitted once, so that others may fork from it."""
+    overtaken: int = 0
     num_drawn: int = 0
     committed: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     drafts: list[DraftToken] = field(default_factory=list)
     num_returned: int = 0
+    num_told: int = 0
+    """Tokens whose logprobs were told."""
+    told_prompt: bool = False
     finish_reason: FinishReason | None = None
-    prefill_started: float | None = None
-    first_token_at: float = 0.0
-    last_token_at: float = 0.0
     stop_finder: StopFinder | None = None
 
     def __post_init__(self) -> None:
+        params = self.request.sampling
+        self.sampling = replace(params, seed=(params.seed + self.index) % 2**64) if self.index else params
         if self.request.stop and not self.request.ignore_eos:
             self.stop_finder = StopFinder(self.request.stop)
 
@@ -68,8 +93,18 @@ class RequestState:
         return len(self.request.prompt_ids)
 
     @property
+    def known_tokens(self) -> list[int]:
+        """The prompt and what was committed."""
+        return [*self.request.prompt_ids, *self.committed]
+
+    @property
+    def next_position(self) -> int:
+        """Where decoding feeds the last token that was drawn."""
+        return len(self.request.prompt_ids) + self.num_drawn - 1
+
+    @property
     def num_pages_needed(self) -> int:
-        """Pages of the longest sequence that this request can become. The last token's keys are never computed."""
+        """Pages of the longest sequence that this answer can become. The last token's keys are never computed."""
         return -(-(self.num_prompt + self.limit - 1) // PAGE_SIZE)
 
     @property
@@ -85,15 +120,21 @@ class RequestState:
         """
         return FROM_DEVICE
 
-    def commit_token(self, token: int) -> None:
+    def commit_token(self, token: int, logprob: TokenLogprobs | None = None) -> None:
         """Record the oldest token in flight as known. Inverse: rollback_tokens(1)."""
         assert len(self.committed) < self.num_drawn, "committed what was never drawn"
         self.committed.append(token)
+        if logprob is not None:
+            self.logprobs.append(logprob)
+        if self.slot >= 0:
+            self.num_retired = len(self.request.prompt_ids) + len(self.committed) - 1
 
     def rollback_tokens(self, count: int) -> None:
         """Undo the last `count` commits, of which none was returned yet. Inverse: committing the same tokens."""
         assert 0 <= count <= len(self.committed) - self.num_returned, "rolled back what was told already"
-        del self.committed[len(self.committed) - count :]
+        remaining = len(self.committed) - count
+        del self.committed[remaining:], self.logprobs[remaining:]
+        self.num_retired = min(self.num_retired, self.num_prompt + remaining)
 
     def add_draft_token(self, token: int, slot: int, parent: int) -> None:
         """Append a draft. Inverse: remove_all_draft_tokens, for all of them at once."""
@@ -113,10 +154,11 @@ class RequestState:
         committed beyond the end are rolled back. No inverse.
         """
         committed, start = self.committed, self.num_returned
+        stop_ids, more_stop_ids = vocabulary.stop_ids, self.request.stop_ids
         pieces: list[bytes] = []
         for index in range(start, len(committed)):
             token = committed[index]
-            if token in vocabulary.stop_ids and not self.request.ignore_eos:
+            if (token in stop_ids or token in more_stop_ids) and not self.request.ignore_eos:
                 self._end_after(index)
                 return tuple(committed[start:index]), b"".join(pieces), "stop"
             piece, stopped = vocabulary.token_bytes(token), False
@@ -134,33 +176,12 @@ class RequestState:
         """Text held back for a stop string that did not come."""
         return self.stop_finder.flush() if self.stop_finder is not None else b""
 
-    def note_token_time(self, now: float) -> None:
-        """Call once per retired step that brought tokens."""
-        if not self.committed:
-            self.first_token_at = now
-        self.last_token_at = now
-
-    @property
-    def usage(self) -> Usage:
-        """completion_tokens counts every token that the model gave, an end token too, as llama.cpp's server does."""
-        return Usage(prompt_tokens=self.num_prompt, completion_tokens=len(self.committed))
-
-    @property
-    def timings(self) -> Timings:
-        """Of what was retired so far; zeros where there is nothing to measure."""
-        if not self.committed or self.prefill_started is None:
-            return Timings(ttft_s=0.0, prefill_tokens_per_s=0.0, decode_tokens_per_s=0.0)
-        return Timings(
-            ttft_s=self.first_token_at - self.arrived,
-            prefill_tokens_per_s=_rate(self.num_prompt, self.first_token_at - self.prefill_started),
-            decode_tokens_per_s=_rate(len(self.committed) - 1, self.last_token_at - self.first_token_at),
-        )
-
     def _end_after(self, index: int) -> None:
         self.num_returned = index
         self.rollback_tokens(len(self.committed) - index - 1)
         self.num_returned = len(self.committed)
 
 
-def _rate(count: int, seconds: float) -> float:
-    return count / seconds if seconds > 0.0 else 0.0
+def arrival_order(request_number: int, index: int) -> int:
+    """RequestState.order of a request's answer."""
+    return request_number * MAX_CHOICES + index

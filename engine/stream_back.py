@@ -12,8 +12,8 @@ import threading
 from collections.abc import Callable, Sequence
 
 from engine.detokenizer import TextDecoder
+from engine.emission import Emission
 from engine.request import Delta
-from engine.state import Emission
 
 logger = logging.getLogger(__name__)
 
@@ -21,41 +21,61 @@ Delivery = Callable[[], None]
 
 
 class Stream:
-    """One caller's end of a request. Only the stream-back thread calls deliver().
+    """One caller's end of a request for `num_answers`. Only the stream-back thread calls deliver().
 
     `on_broken` is told, once, that the callback raised; nothing is delivered after that.
     """
 
-    __slots__ = ("_broken", "_decoder", "_on_broken", "_on_delta")
+    __slots__ = ("_broken", "_decoders", "_on_broken", "_on_delta", "_open")
 
-    def __init__(self, on_delta: Callable[[Delta], None], on_broken: Callable[[Stream], None]) -> None:
+    def __init__(
+        self, on_delta: Callable[[Delta], None], on_broken: Callable[[Stream], None], num_answers: int = 1
+    ) -> None:
         self._on_delta = on_delta
         self._on_broken = on_broken
-        self._decoder = TextDecoder()
+        self._decoders = [TextDecoder() for _ in range(num_answers)]
+        self._open = set(range(num_answers))
         self._broken = False
 
     def deliver(self, emission: Emission) -> None:
-        """Call back with the delta that the emission makes; one that says nothing yet is skipped."""
+        """Call back with the delta that the emission makes; one that says nothing yet is skipped.
+
+        The request's last word, unless it is an error, is also that of answers which have had none.
+        """
         if self._broken:
             return
-        request_id, token_ids, text_bytes, finish_reason, error, usage, timings = emission
-        text = self._decoder.feed(text_bytes, final=finish_reason is not None)
-        if not text and not token_ids and finish_reason is None:
+        index, reason = emission.answer, emission.finish_reason
+        if reason is not None:
+            self._open.discard(index)
+            if emission.ends_request and reason != "error":
+                for other in sorted(self._open):
+                    text = self._decoders[other].feed(b"", final=True)
+                    self._call(Delta(request_id=emission.request_id, index=other, text=text, finish_reason=reason))
+        text = self._decoders[index].feed(emission.text, final=reason is not None)
+        if not text and not emission.token_ids and reason is None:
             return
         delta = Delta(
-            request_id=request_id,
+            request_id=emission.request_id,
+            index=index,
             text=text,
-            token_ids=token_ids,
-            finish_reason=finish_reason,
-            error=error,
-            usage=usage,
-            timings=timings,
+            token_ids=emission.token_ids,
+            finish_reason=reason,
+            error=emission.error,
+            usage=emission.usage,
+            timings=emission.timings,
+            logprobs=emission.logprobs,
+            prompt_logprobs=emission.prompt_logprobs,
         )
+        self._call(delta)
+
+    def _call(self, delta: Delta) -> None:
+        if self._broken:
+            return
         try:
             self._on_delta(delta)
         except Exception:
             # The caller's code: whatever it raises is its own affair and ends its own stream.
-            logger.exception("A callback of request %s raised; the request is aborted", request_id)
+            logger.exception("A callback of request %s raised; the request is aborted", delta.request_id)
             self._broken = True
             self._on_broken(self)
 

@@ -17,12 +17,12 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
+from engine.emission import Emission
 from engine.engine import Engine
 from engine.errors import DeviceFailed, EngineError
 from engine.instructions import AbortRequest, AddRequest, Instruction, Load, LoadEvent, LoadFailed, Reset, Unload
 from engine.loading import LoadCancelled, LoadedModel, Loader, LoadOptions
 from engine.request import Delta, FinishReason, Request
-from engine.state import Emission
 from engine.stream_back import Stream, StreamBack
 from models.errors import ModelError
 
@@ -90,7 +90,7 @@ class ThreadedEngine:
 
     def add_request(self, request: Request, on_delta: Callable[[Delta], None]) -> None:
         """Queue a request. Whatever is wrong with it arrives as a delta with finish_reason "error"."""
-        stream = Stream(on_delta, partial(self._abort_broken, request.request_id))
+        stream = Stream(on_delta, partial(self._abort_broken, request.request_id), request.n)
         if not self._put(AddRequest(request, stream, time.perf_counter())):
             stream.deliver(Emission(request.request_id, finish_reason="error", error=_SHUT_DOWN))
 
@@ -170,6 +170,8 @@ class ThreadedEngine:
                 self._unload("abort")
             case Reset():
                 self._end_all("abort")
+                if self._engine is not None:
+                    self._engine.clear_cache()
 
     def _add(self, add: AddRequest) -> None:
         request_id = add.request.request_id
@@ -297,7 +299,7 @@ class ThreadedEngine:
             stream = self._streams.get(emission.request_id)
             if stream is not None:
                 deliveries.append(partial(stream.deliver, emission))
-                if emission.finish_reason is not None:
+                if emission.ends_request:
                     del self._streams[emission.request_id]
         self._stream_back.push(deliveries)
 

@@ -1,4 +1,4 @@
-"""Plumbing that actions share: admitting a request, and recording and submitting one step on the table.
+"""Plumbing that actions share: admitting sequences, choosing who decodes, and recording and submitting one step.
 
 Knows the order of a table's calls, so that no action has to. Runs on the engine's background thread.
 """
@@ -6,44 +6,110 @@ Knows the order of a table's calls, so that no action has to. Runs on the engine
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from engine.actions.base import StepFailed
 from engine.errors import DeviceFailed
-from engine.function_table import Row, Sample
+from engine.function_table import PAGE_SIZE, Row, Sample
 from engine.request_state import RequestState
 from engine.state import EngineState, InFlightStep
 
+MAX_OVERTAKEN = 8
+"""Sequences that may be admitted before the first that has to wait for memory."""
+
+_LOOK_AHEAD = 32
+"""Waiting sequences that are looked at in a step."""
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """Rows and samples of a step as they are put together, and whom they belong to. See InFlightStep."""
+
+    rows: list[Row] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    drawing: list[RequestState] = field(default_factory=list)
+    chunks: list[tuple[RequestState, int]] = field(default_factory=list)
+    forced: list[Sample] = field(default_factory=list)
+    scored: list[RequestState] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+
+    def decode(self, sequence: RequestState) -> None:
+        """Feed the last token that was drawn, known or not, and draw the next."""
+        position = sequence.next_position
+        self.rows.append(Row(sequence.next_input, position, sequence.slot))
+        self.draw_after(position, sequence)
+
+    def draw_after(self, position: int, sequence: RequestState) -> None:
+        """Draw the token that follows the one at `position`, from the logits of the last row."""
+        top = sequence.request.logprobs
+        row = len(self.rows) - 1
+        self.samples.append(Sample(row, sequence.slot, position + 1, sequence.sampling, top))
+        self.drawing.append(sequence)
+
 
 def admit_waiting(state: EngineState) -> None:
-    """Admit in order of arrival until the first request that has to wait; none overtakes it, so none starves."""
-    while state.waiting and state.can_admit(state.waiting[0]):
-        sequence = state.admit()
-        try:
-            state.table.set_pages(sequence.slot, 0, sequence.pages)
-        except DeviceFailed:
-            raise
-        except Exception as error:
-            raise StepFailed([sequence], error) from error
+    """Admit in order of arrival. A later one may pass the first that has to wait for memory, a few times only.
+
+    Nobody is admitted while one that runs lacks the page that it has reached: it would take what was freed for that.
+    """
+    if any(map(_lacks_page, state.running)):
+        return
+    first: RequestState | None = None
+    for sequence in state.waiting[:_LOOK_AHEAD]:
+        if not state.slots.num_free or (first is not None and first.overtaken >= MAX_OVERTAKEN):
+            return
+        if not state.is_ready(sequence):
+            if sequence.root is None or sequence.root.has_started:
+                return  # it gave way, and is back as soon as its last step has retired
+            continue
+        outcome = state.memory.start(sequence, state.num_scored(sequence))
+        if outcome == "started":
+            if first is not None:
+                first.overtaken += 1
+            state.admit(sequence)
+            _tell_table(state, sequence)
+        elif outcome == "coming":
+            return
+        elif first is None:
+            first = sequence
 
 
-def draw_after(row: int, position: int, sequence: RequestState) -> Sample:
-    """Draw the token that follows the one at `position`, from the logits of this step's row."""
-    return Sample(row, sequence.slot, position + 1, sequence.request.sampling)
+def next_decodes(state: EngineState, most: int) -> list[RequestState]:
+    """Up to `most` running sequences that may draw another token and have the page for it, longest waiting first.
+
+    Takes the pages that they have reached; where there are none, younger sequences give way.
+    """
+    ready = [sequence for sequence in state.running if sequence.num_drawn < sequence.limit]
+    state.decode_owed = len(ready) > most
+    if state.decode_owed:
+        ready = ready[:most]
+        state.running = [sequence for sequence in state.running if sequence not in ready] + ready
+    short = [sequence for sequence in ready if _lacks_page(sequence)]
+    if not short:
+        return ready
+    for sequence in sorted(short, key=lambda each: each.order):
+        if sequence.slot >= 0 and state.grow(sequence):
+            _tell_table_of_last_page(state, sequence)
+    return [sequence for sequence in ready if sequence.slot >= 0 and not _lacks_page(sequence)]
+
+
+def _lacks_page(sequence: RequestState) -> bool:
+    has_room = len(sequence.pages) * PAGE_SIZE > len(sequence.request.prompt_ids) + sequence.num_drawn - 1
+    return not has_room and sequence.num_drawn < sequence.limit
 
 
 def submit_step(
-    state: EngineState,
-    run_layers: Callable[[], None],
-    rows: list[Row],
-    samples: list[Sample],
-    participants: list[RequestState],
-    drawing: list[RequestState],
+    state: EngineState, run_layers: Callable[[], None], plan: StepPlan, participants: list[RequestState]
 ) -> None:
-    """Record one step, submit it, and put it on the books. `drawing` has one request per sample."""
+    """Record one step, submit it, and put it on the books. A failure is that of `participants`."""
     table = state.table
+    samples = plan.samples + plan.forced if plan.forced else plan.samples
+    before = table.last_submitted
     try:
         table.begin_forward()
-        table.embed(rows)
+        if plan.copies:
+            table.copy_pages(plan.copies)
+        table.embed(plan.rows)
         run_layers()
         if samples:
             table.logits([sample.row for sample in samples])
@@ -52,7 +118,40 @@ def submit_step(
     except DeviceFailed:
         raise
     except Exception as error:
-        raise StepFailed(participants, error) from error
-    state.in_flight.append(InFlightStep(number, participants, drawing))
+        # Whoever only rode along goes on, unless the step is on its way all the same.
+        blamed = participants if table.last_submitted == before else [*participants, *plan.drawing]
+        raise StepFailed(blamed, error) from error
+    drawing = plan.drawing
+    everybody = drawing
+    if plan.chunks:
+        finishing = set(map(id, drawing))
+        everybody = drawing + [sequence for sequence, _ in plan.chunks if id(sequence) not in finishing]
+    num_prompt_rows = len(plan.rows) - len(drawing) if plan.chunks else 0
+    state.in_flight.append(
+        InFlightStep(number, everybody, drawing, plan.chunks, plan.scored, num_prompt_rows, state.clock())
+    )
     for sequence in drawing:
         sequence.num_drawn += 1
+    for sequence in everybody:
+        sequence.last_step = number
+
+
+def _tell_table(state: EngineState, sequence: RequestState) -> None:
+    _call(sequence, lambda: state.table.set_pages(sequence.slot, 0, sequence.pages))
+    if sequence.sampling.counts_tokens:
+        prompt_ids, committed = sequence.request.prompt_ids, sequence.committed
+        _call(sequence, lambda: state.table.set_counts(sequence.slot, prompt_ids, committed))
+
+
+def _tell_table_of_last_page(state: EngineState, sequence: RequestState) -> None:
+    last = len(sequence.pages) - 1
+    _call(sequence, lambda: state.table.set_pages(sequence.slot, last, sequence.pages[last:]))
+
+
+def _call(sequence: RequestState, call: Callable[[], None]) -> None:
+    try:
+        call()
+    except DeviceFailed:
+        raise
+    except Exception as error:
+        raise StepFailed([sequence], error) from error

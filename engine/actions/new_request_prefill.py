@@ -1,13 +1,13 @@
-"""NewRequestPrefill: admits waiting requests and computes the next chunk of their prompts.
+"""NewRequestPrefill: admits waiting sequences and computes the next chunk of what is known of them.
 
-One step holds at most max_rows prompt tokens, of one request or of several. The chunk that completes a prompt also
-draws the first token. While others are decoding, chunks and decode steps alternate, so that a running stream waits for
-one chunk at most. The prefix cache will let a prompt start at what is already computed.
+One step holds at most max_rows rows. Running sequences ride along with a row each, so that a running stream gets a
+token per chunk; while there are any, the chunk is as small as the measured pace demands (engine/pacing.py). The chunk
+that completes a prompt also draws the next token. What the prefix cache has is not computed again.
 """
 
 from __future__ import annotations
 
-from engine.actions.commons import admit_waiting, draw_after, submit_step
+from engine.actions.commons import StepPlan, admit_waiting, next_decodes, submit_step
 from engine.function_table import Row, Sample
 from engine.request_state import RequestState
 from engine.state import EngineState
@@ -17,45 +17,92 @@ class NewRequestPrefill:
     """See the module's docstring."""
 
     def step(self, state: EngineState) -> bool:
-        """One chunk, or False where there is no prompt to compute or it is the running requests' turn."""
+        """One chunk with whoever rides along, or False where there is nothing to compute or others have the turn."""
         if not state.waiting and not state.prefilling:
             return False
-        if state.chunk_went_last and any(sequence.can_run_ahead for sequence in state.running):
+        if state.decode_owed and any(sequence.can_run_ahead for sequence in state.running):
             return False
-        admit_waiting(state)
-        chunks = _next_chunks(state)
-        if not chunks:
+        if state.waiting and state.slots.num_free:
+            admit_waiting(state)
+        if not state.prefilling:
             return False
-        rows: list[Row] = []
-        samples: list[Sample] = []
-        drawing: list[RequestState] = []
-        for sequence, end in chunks:
-            prompt, slot = sequence.request.prompt_ids, sequence.slot
-            rows.extend(Row(prompt[position], position, slot) for position in range(sequence.num_prefilled, end))
-            if end == len(prompt):
-                samples.append(draw_after(len(rows) - 1, end - 1, sequence))
-                drawing.append(sequence)
+        limits = state.limits
+        riding = next_decodes(state, min(limits.max_rows, limits.max_samples) - 1)
+        num_rows = limits.max_rows - len(riding)
+        if riding or state.decode_owed:
+            deepest = max((sequence.num_prefilled for sequence in state.prefilling), default=0)
+            num_rows = min(num_rows, state.pacer.rows(deepest))
+        plan = StepPlan()
+        for sequence in riding:
+            plan.decode(sequence)
+        _plan_chunks(state, plan, num_rows, limits.max_samples - len(riding))
+        if not plan.chunks:
+            return False
         now = state.clock()
-        submit_step(state, state.table.prefill, rows, samples, [sequence for sequence, _ in chunks], drawing)
-        for sequence, end in chunks:
-            sequence.num_prefilled = end
-            if sequence.prefill_started is None:
-                sequence.prefill_started = now
-        for sequence in drawing:
-            state.start_running(sequence)
-        state.chunk_went_last = True
+        submit_step(state, state.table.prefill, plan, [sequence for sequence, _ in plan.chunks])
+        for sequence, end in plan.chunks:
+            _account(state, sequence, end, now)
         return True
 
 
-def _next_chunks(state: EngineState) -> list[tuple[RequestState, int]]:
-    """Who takes part, in order of arrival, and up to which prompt position each gets."""
-    num_rows, num_samples = state.limits.max_rows, state.limits.max_samples
-    chunks: list[tuple[RequestState, int]] = []
-    for sequence in state.prefilling:
-        if not num_rows or not num_samples:
-            break
-        end = min(sequence.num_prompt, sequence.num_prefilled + num_rows)
-        chunks.append((sequence, end))
-        num_rows -= end - sequence.num_prefilled
-        num_samples -= end == sequence.num_prompt
-    return chunks
+def _account(state: EngineState, sequence: RequestState, end: int, now: float) -> None:
+    sequence.num_prefilled = end
+    state.memory.release_copy(sequence)
+    opened = state.ledger[sequence.request.request_id]
+    if opened.prefill_started is None:
+        opened.prefill_started = now
+    if end == sequence.num_target:
+        state.start_running(sequence)
+
+
+def _plan_chunks(state: EngineState, plan: StepPlan, num_rows: int, num_samples: int) -> None:
+    """The first by arrival gets at least half of the rows; the other half is for those that have the least to do."""
+    if not state.prefilling:
+        return
+    first, *others = state.prefilling
+    others.sort(key=_num_left)
+    for_others = min(num_rows // 2, sum(map(_num_left, others)))
+    for sequence in (first, *others):
+        most = num_rows - for_others if sequence is first else num_rows
+        end = _end_of_chunk(state, sequence, most, num_samples)
+        if end > sequence.num_prefilled:
+            num_rows -= end - sequence.num_prefilled
+            num_samples -= _num_samples(state, sequence, end)
+            _add_chunk(state, plan, sequence, end)
+
+
+def _num_left(sequence: RequestState) -> int:
+    return sequence.num_target - sequence.num_prefilled
+
+
+def _end_of_chunk(state: EngineState, sequence: RequestState, num_rows: int, num_samples: int) -> int:
+    end = min(sequence.num_target, sequence.num_prefilled + num_rows)
+    while end > sequence.num_prefilled and _num_samples(state, sequence, end) > num_samples:
+        end -= 1
+    return end
+
+
+def _num_samples(state: EngineState, sequence: RequestState, end: int) -> int:
+    """Samples of a chunk up to `end`: the draw that completes a prompt, and a prompt's logprobs."""
+    drawn = 1 if end == sequence.num_target else 0
+    if state.num_scored(sequence) is None:
+        return drawn
+    return drawn + max(0, min(end, sequence.num_prompt - 1) - max(sequence.num_prefilled, sequence.score_from))
+
+
+def _add_chunk(state: EngineState, plan: StepPlan, sequence: RequestState, end: int) -> None:
+    slot, start = sequence.slot, sequence.num_prefilled
+    tokens = sequence.request.prompt_ids if end <= sequence.num_prompt else sequence.known_tokens
+    scores = state.num_scored(sequence) is not None
+    for position in range(start, end):
+        plan.rows.append(Row(tokens[position], position, slot))
+        if scores and sequence.score_from <= position < sequence.num_prompt - 1:
+            top, forced = sequence.request.prompt_logprobs, tokens[position + 1]
+            row = len(plan.rows) - 1
+            plan.forced.append(Sample(row, slot, position + 1, sequence.sampling, top, forced))
+            plan.scored.append(sequence)
+    if end == sequence.num_target:
+        plan.draw_after(end - 1, sequence)
+    if sequence.copy is not None:
+        plan.copies.append(sequence.copy)
+    plan.chunks.append((sequence, end))

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from engine.emission import Emission
 from engine.engine import Engine
 from engine.fake_table import FakeTable
 from engine.function_table import TableLimits
 from engine.request import Delta, FinishReason, Request
-from engine.state import Emission
 from engine.stream_back import Stream
 
 END = 299
@@ -57,11 +57,13 @@ class Driver:
         self.engine = Engine(self.table, self.vocabulary, clock=lambda: self.now)
         self.deltas: dict[str, list[Delta]] = {}
         self._streams: dict[str, Stream] = {}
+        self._num_answers: dict[str, int] = {}
 
     def add(self, request_id: str = "a", prompt: Sequence[int] = (1, 2, 3), **options) -> str:
         self.engine.add_request(Request(request_id=request_id, prompt_ids=tuple(prompt), **options))
         self.deltas[request_id] = []
-        self._streams[request_id] = Stream(self.deltas[request_id].append, _fail_on_broken)
+        self._streams[request_id] = Stream(self.deltas[request_id].append, _fail_on_broken, options.get("n", 1))
+        self._num_answers[request_id] = options.get("n", 1)
         return request_id
 
     def abort(self, request_id: str) -> None:
@@ -74,26 +76,47 @@ class Driver:
         self._after()
 
     def run(self, max_steps: int = 3000) -> None:
-        """Step until nothing is left; then everything must be free."""
+        """Step until nothing is left; then everything must be free, or in the cache."""
         for _ in range(max_steps):
             if not self.engine.has_work:
                 break
             self.step()
         assert not self.engine.has_work, "the engine does not come to an end"
         state = self.engine.state
-        assert (state.pages.num_free, state.slots.num_free) == (state.pages.count, state.slots.count)
+        assert state.slots.num_free == state.slots.count
+        assert state.pages.num_free + state.cache.num_pages == state.pages.count
 
-    def tokens(self, request_id: str = "a") -> list[int]:
-        return [token for delta in self.deltas[request_id] for token in delta.token_ids]
+    def clear(self) -> None:
+        """Reset the cache; with nothing open every page must be free then."""
+        self.engine.clear_cache()
+        self._after()
+        if not self.engine.has_work:
+            assert self.engine.state.pages.num_free == self.engine.state.pages.count
 
-    def text(self, request_id: str = "a") -> str:
-        return "".join(delta.text for delta in self.deltas[request_id])
+    def answer(self, request_id: str = "a", index: int = 0) -> list[Delta]:
+        return [delta for delta in self.deltas[request_id] if delta.index == index]
+
+    def tokens(self, request_id: str = "a", index: int = 0) -> list[int]:
+        return [token for delta in self.answer(request_id, index) for token in delta.token_ids]
+
+    def text(self, request_id: str = "a", index: int = 0) -> str:
+        return "".join(delta.text for delta in self.answer(request_id, index))
 
     def last(self, request_id: str = "a") -> Delta:
         return self.deltas[request_id][-1]
 
-    def reason(self, request_id: str = "a") -> FinishReason | None:
-        return self.deltas[request_id][-1].finish_reason if self.deltas[request_id] else None
+    def reason(self, request_id: str = "a", index: int | None = None) -> FinishReason | None:
+        """Why the answer ended, or without an index how the request did; None while it is open."""
+        if index is not None:
+            return next((delta.finish_reason for delta in self.answer(request_id, index) if delta.finish_reason), None)
+        reasons = [delta.finish_reason for delta in self.deltas[request_id] if delta.finish_reason is not None]
+        ended = len(reasons) == self._num_answers[request_id] or reasons[-1:] == ["error"]
+        return reasons[-1] if ended else None
+
+    def cached(self, request_id: str = "a") -> int:
+        usage = self.last(request_id).usage
+        assert usage is not None
+        return usage.cached_tokens
 
     def _after(self) -> None:
         self.engine.state.check_integrity()

@@ -149,15 +149,14 @@ def test_more_requests_than_slots_take_turns_in_order(make_driver, delay):
         assert driver.tokens(str(n)) == continuation([n + 1] * 20, 6, drawn_tokens)
 
 
-def test_a_request_waits_for_memory_rather_than_running_short(make_driver):
-    driver = make_driver(small_limits(num_pages=6))
+def test_short_of_memory_the_younger_gives_way_and_nothing_is_lost_or_repeated(make_driver):
+    driver = make_driver(small_limits(num_pages=6), delay=3)
     driver.add("big", range(40), max_tokens=40)
-    driver.add("later", range(20), max_tokens=20)
-    driver.step()
-    assert len(driver.engine.state.waiting) == 1
+    driver.add("later", range(100, 120), max_tokens=20)
     driver.run()
-    assert len(driver.tokens("big")) == 40
-    assert len(driver.tokens("later")) == 20
+    assert driver.engine.state.num_preempted
+    assert driver.tokens("big") == continuation(range(40), 40, drawn_tokens)
+    assert driver.tokens("later") == continuation(range(100, 120), 20, drawn_tokens)
 
 
 def test_several_short_prompts_share_a_step(make_driver):
@@ -257,8 +256,9 @@ def test_a_failed_page_table_ends_only_the_newcomer(make_driver):
 
 
 def test_tokens_that_cannot_be_read_back_end_their_step_only(make_driver):
-    driver = make_driver(small_limits(max_samples=1), faults=[Fault("retire", 1, RuntimeError("boom"))])
+    driver = make_driver(faults=[Fault("retire", 1, RuntimeError("boom"))])
     driver.add("a", max_tokens=5)
+    driver.step()
     driver.add("b", max_tokens=5)
     driver.run()
     assert (driver.reason("a"), driver.reason("b")) == ("error", "length")

@@ -1,4 +1,6 @@
-"""Random lives of the engine: requests come, are aborted, meet faults and end; the books balance after each step."""
+"""Random lives of the engine: requests come, fork, give way, are aborted, meet faults and end; the cache is evicted and
+reset. The books balance after each step, and every answer is the one that the plain rule gives.
+"""
 
 from collections.abc import Callable
 
@@ -13,22 +15,35 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from engine.fake_table import Fault, continuation, small_limits
-from engine.request import Request
+from engine.errors import RequestRejected
+from engine.fake_table import Fault, continuation, fold, pretend_logprobs, small_limits
+from engine.request import Request, SamplingParams
 
 END = 299
 CONTEXT = 96
-CALLS = ["set_pages", "begin_forward", "embed", "prefill", "decode", "logits", "sample", "end_forward", "retire"]
+PREFIXES = [[7] * 40, [7] * 23 + [8] * 20, [9]]
+CALLS = ["set_pages", "set_counts", "begin_forward", "copy_pages", "embed", "prefill", "decode"]
+CALLS += ["logits", "sample", "end_forward", "retire"]
 
 
 def next_token(state: int, last: int) -> int:
     return END if state % 29 == 0 else 97 + state % 3
 
 
-def expected_answer(request: Request) -> tuple[list[int], str, str]:
+def expected_logprobs(before, tokens, num_top):
+    if num_top is None:
+        return []
+    state, expected = 0, []
+    for token in before:
+        state = fold(state, token)
+    for token in tokens:
+        expected.append(pretend_logprobs(state, token, num_top))
+        state = fold(state, token)
+    return expected
+
+
+def expected_answer(request: Request, limit: int) -> tuple[list[int], str, str]:
     """Tokens, text and reason by the plain rule, one token after another."""
-    limit = CONTEXT - len(request.prompt_ids)
-    limit = limit if request.max_tokens is None else min(limit, request.max_tokens)
     tokens: list[int] = []
     text = ""
     for token in continuation(request.prompt_ids, limit, next_token):
@@ -67,20 +82,43 @@ class Machine(RuleBasedStateMachine):
         )
         self.driver = type(self).make_driver(limits, delay=delay, next_token=next_token)
         self.requests: dict[str, Request] = {}
+        self.rooms: dict[str, int] = {}
         self.aborted: set[str] = set()
         self.num_faults = 0
 
     @rule(
-        prompt=st.lists(st.integers(0, 255), min_size=1, max_size=60),
+        prefix=st.sampled_from(PREFIXES) | st.just([]),
+        prompt=st.lists(st.integers(0, 255), min_size=1, max_size=40),
         max_tokens=st.none() | st.integers(1, 30),
-        stop=st.sampled_from([(), ("ab",), ("abc", "b")]),
+        stop=st.sampled_from([(), (), ("ab",), ("abc", "b")]),
         ignore_eos=st.booleans(),
+        n=st.sampled_from([1, 1, 1, 2, 3]),
+        use_cache=st.sampled_from([True, True, True, False]),
+        pin=st.sampled_from([False, False, False, True]),
+        logprobs=st.none() | st.integers(0, 2),
+        prompt_logprobs=st.sampled_from([None, None, None, 0, 2]),
+        presence_penalty=st.sampled_from([0.0, 0.0, 1.0]),
     )
-    def add(self, prompt, max_tokens, stop, ignore_eos):
+    def add(self, prefix, prompt, presence_penalty, **options):
+        self._add(prefix + prompt, presence_penalty, options)
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data(), extra=st.lists(st.integers(0, 255), min_size=1, max_size=5))
+    def go_on_with_a_chat(self, data, extra):
+        name = data.draw(st.sampled_from(sorted(self.requests)))
+        prompt = [*self.requests[name].prompt_ids, *self.driver.tokens(name), *extra]
+        if len(prompt) < CONTEXT:
+            self._add(prompt, 0.0, {"max_tokens": 10})
+
+    def _add(self, prompt, presence_penalty, options):
         name = str(len(self.requests))
-        options = {"max_tokens": max_tokens, "stop": stop, "ignore_eos": ignore_eos}
-        self.driver.add(name, prompt, **options)
+        options["sampling"] = SamplingParams(temperature=0.0, presence_penalty=presence_penalty)
+        try:
+            self.driver.add(name, prompt, **options)
+        except RequestRejected:
+            return  # pinned prompts may leave too little room
         self.requests[name] = Request(request_id=name, prompt_ids=tuple(prompt), **options)
+        self.rooms[name] = self.driver.engine.state.ledger[name].answers[0].limit
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
@@ -89,6 +127,24 @@ class Machine(RuleBasedStateMachine):
         if self.driver.reason(name) is None:
             self.aborted.add(name)
         self.driver.abort(name)
+
+    @rule()
+    def preempt_the_youngest(self):
+        state = self.driver.engine.state
+        holders = [*state.prefilling, *state.running]
+        if holders:
+            state.preempt(max(holders, key=lambda sequence: sequence.order))
+            state.check_integrity()
+
+    @rule(count=st.integers(1, 5))
+    def evict(self, count):
+        state = self.driver.engine.state
+        state.cache.evict(count, state.table.last_submitted)
+        state.check_integrity()
+
+    @rule()
+    def reset_the_cache(self):
+        self.driver.clear()
 
     @rule(count=st.integers(1, 6))
     def step(self, count):
@@ -101,6 +157,7 @@ class Machine(RuleBasedStateMachine):
         self.driver.table.faults.append(Fault(call, self.driver.table.last_submitted + ahead, RuntimeError("planned")))
         self.num_faults += 1
 
+    @precondition(lambda self: self.requests)
     @rule()
     def finish(self):
         self.driver.run()
@@ -109,18 +166,35 @@ class Machine(RuleBasedStateMachine):
         if not hasattr(self, "driver"):
             return
         self.driver.run()
+        self.driver.clear()
         for name, request in self.requests.items():
-            tokens, text, reason = expected_answer(request)
-            got = self.driver.reason(name)
-            if got == "abort":
-                assert name in self.aborted
-            elif got == "error":
-                assert self.num_faults
-                error = self.driver.last(name).error
-                assert "planned" in error or "could not be read back" in error
-            else:
-                assert (self.driver.tokens(name), self.driver.text(name), got) == (tokens, text, reason)
-            assert self.driver.tokens(name) == tokens[: len(self.driver.tokens(name))]
+            for index in range(request.n):
+                self._check_answer(name, request, index)
+            deltas = self.driver.deltas[name]
+            assert [delta.usage is not None for delta in deltas] == [False] * (len(deltas) - 1) + [True]
+
+    def _check_answer(self, name, request, index):
+        driver = self.driver
+        tokens, text, reason = expected_answer(request, self.rooms[name])
+        got, told = driver.reason(name, index), driver.tokens(name, index)
+        if got is None:
+            assert driver.last(name).finish_reason == "error"
+        elif got == "abort":
+            assert name in self.aborted
+        elif got == "error":
+            assert self.num_faults, driver.last(name).error
+            error = driver.last(name).error
+            assert "planned" in error or "could not be read back" in error, error
+        else:
+            assert (told, driver.text(name, index), got) == (tokens, text, reason)
+        assert told == tokens[: len(told)]
+        deltas = driver.answer(name, index)
+        logprobs = [entry for delta in deltas for entry in delta.logprobs]
+        assert logprobs == expected_logprobs(request.prompt_ids, told, request.logprobs)
+        if told and index == 0:
+            assert list(deltas[0].prompt_logprobs) == expected_logprobs(
+                request.prompt_ids[:1], request.prompt_ids[1:], request.prompt_logprobs
+            )
 
 
 def run_machine(make_driver, *, examples: int, steps: int) -> None:
@@ -140,7 +214,7 @@ def run_machine(make_driver, *, examples: int, steps: int) -> None:
 
 
 def test_every_request_ends_as_it_should(make_driver):
-    run_machine(make_driver, examples=50, steps=60)
+    run_machine(make_driver, examples=50, steps=40)
 
 
 @pytest.mark.long

@@ -1,0 +1,107 @@
+"""Memory: pages, slots and the prefix cache, and who of the sequences gets them.
+
+Owns both pools and the tree. Decides neither who is asked first nor who has to give way (engine/state.py does). What it
+frees carries the number of the last submitted step. Only the engine's background thread touches it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from engine.function_table import PAGE_SIZE, FunctionTable
+from engine.page_pool import Pool
+from engine.prefix_cache import NO_MATCH, Match, PrefixCache
+from engine.request_state import RequestState
+
+Outcome = Literal["started", "coming", "short"]
+
+
+class Memory:
+    """See the module's docstring."""
+
+    def __init__(self, table: FunctionTable) -> None:
+        self._table = table
+        self.pages = Pool(table.limits.num_pages)
+        self.slots = Pool(table.limits.max_slots)
+        self.cache = PrefixCache(self.pages)
+
+    def start(self, sequence: RequestState, num_scored: int | None) -> Outcome:
+        """Give a sequence a slot and the pages of its known tokens, as many as possible from the cache or its root.
+
+        One page more has to be free if it will need one, so that it can go on for a while. "coming": what it needs is
+        leaving, and free when the steps in flight have retired; "short": somebody holds it. `num_scored`: logprobs of
+        its prompt tokens that there are already, where they are wanted: what follows has to be computed.
+        """
+        tokens = sequence.known_tokens
+        match, retired = self._find(sequence, tokens, num_scored)
+        outcome = self._start_with(sequence, len(tokens), match, retired)
+        if outcome == "short" and match.partial >= 0:
+            # The page to be copied is one more than it will ever need again.
+            whole = len(match.pages)
+            outcome = self._start_with(sequence, len(tokens), Match(match.pages, -1, whole * PAGE_SIZE), retired)
+        return outcome
+
+    def make_room(self, count: int) -> bool:
+        """Whether `count` pages are free now; evicts what is missing if that can help."""
+        pages = self.pages
+        short = count - pages.num_free - pages.num_leaving
+        if 0 < short <= self.cache.num_pages:
+            self.cache.evict(short, self._table.last_submitted)
+        return pages.num_free >= count
+
+    def is_coming(self, count: int) -> bool:
+        """Whether `count` pages are free or leaving."""
+        return self.pages.num_free + self.pages.num_leaving >= count
+
+    def let_go(self, sequence: RequestState, *, keep: bool) -> None:
+        """Take slot and pages back; with `keep`, what retired steps computed goes into the cache."""
+        last_submitted = self._table.last_submitted
+        if keep and sequence.num_retired:
+            self.remember(sequence)
+        self.release_copy(sequence)
+        self.pages.release(sequence.pages, last_submitted)
+        self.slots.release([sequence.slot], last_submitted)
+        sequence.pages, sequence.slot = [], -1
+        sequence.num_target = sequence.num_prefilled = sequence.num_retired = 0
+
+    def remember(self, sequence: RequestState) -> None:
+        """Put what retired steps computed into the cache, unless the request wants no trace."""
+        if sequence.request.use_cache:
+            tokens = sequence.known_tokens[: sequence.num_retired]
+            self.cache.insert(tokens, sequence.pages, self._table.last_submitted)
+
+    def release_copy(self, sequence: RequestState) -> None:
+        """The page to be copied is copied, or no longer wanted."""
+        if sequence.copy is not None:
+            self.pages.release([sequence.copy[0]], self._table.last_submitted)
+            sequence.copy = None
+
+    def _find(self, sequence: RequestState, tokens: list[int], num_scored: int | None) -> tuple[Match, bool]:
+        """What need not be computed, and whether retired steps did it; the last token always is, to draw from it."""
+        limit = len(tokens) - 1 if num_scored is None else min(len(tokens) - 1, num_scored)
+        root = sequence.root
+        if root is not None and not sequence.committed and root.slot >= 0 and root.num_prefilled >= len(tokens):
+            whole, rest = divmod(limit, PAGE_SIZE)
+            return Match(root.pages[:whole], root.pages[whole] if rest else -1, limit), False
+        if sequence.request.use_cache:
+            return self.cache.match(tokens, limit), True
+        return NO_MATCH, True
+
+    def _start_with(self, sequence: RequestState, num_tokens: int, match: Match, retired: bool) -> Outcome:
+        shared, partial, num_matched = match
+        total = -(-num_tokens // PAGE_SIZE)
+        fresh = total - len(shared)
+        spare = 1 if total < sequence.num_pages_needed else 0
+        held = [*shared, partial] if partial >= 0 else shared
+        self.pages.share(held)
+        if not self.make_room(fresh + spare):
+            self.pages.release(held, self._table.last_submitted)
+            return "coming" if self.is_coming(fresh + spare) else "short"
+        [sequence.slot] = self.slots.take(1)
+        sequence.pages = [*shared, *self.pages.take(fresh)]
+        if partial >= 0:
+            sequence.copy = partial, sequence.pages[len(shared)]
+        sequence.num_target = num_tokens
+        sequence.num_prefilled = num_matched
+        sequence.num_retired = len(shared) * PAGE_SIZE if retired else 0
+        return "started"

@@ -1,0 +1,222 @@
+"""The prefix cache: a radix tree over token ids whose edges are pages of keys and values that are worth keeping.
+
+Owns one reference in the pool for each page in the tree, and the order in which pages were last used. Knows neither
+sequences nor the device; who calls it says which tokens a page holds. Only the engine's background thread touches it.
+
+An edge is one page: 16 tokens, or fewer at a leaf, where only those positions of the page count. A page in the tree is
+read and never written, except that the sequence which brought it may go on filling it behind the positions that count.
+No edge begins another one of the same node, so the longest match is beside the place where an edge would be inserted.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from itertools import count
+from typing import NamedTuple
+
+from engine.function_table import PAGE_SIZE
+from engine.page_pool import Pool
+
+Edge = tuple[int, ...]
+
+
+class Match(NamedTuple):
+    """What the tree has of some tokens: whole pages to share, and a page of which a part fits, to copy (-1: none)."""
+
+    pages: list[int]
+    partial: int
+    num_tokens: int
+
+
+NO_MATCH = Match([], -1, 0)
+
+
+class _Node:
+    __slots__ = ("children", "edge", "edges", "last_used", "page", "parent", "pinned", "queued")
+
+    def __init__(self, parent: _Node | None, edge: Edge, page: int) -> None:
+        self.parent = parent
+        self.edge = edge
+        self.page = page
+        self.edges: list[Edge] = []  # of the children, in lexicographic order
+        self.children: list[_Node] = []
+        self.last_used = 0
+        self.pinned = False
+        self.queued = False
+
+
+class PrefixCache:
+    """See the module's docstring. Each operation costs as many look-ups as the tokens have pages."""
+
+    def __init__(self, pages: Pool) -> None:
+        self._pages = pages
+        self._root = _Node(None, (), -1)
+        self._clock = 0
+        self._serial = count()
+        # Leaves by their last use, or an earlier one: corrected when it comes to the top, so that a use costs nothing.
+        self._leaves: list[tuple[int, int, _Node]] = []
+        self.num_pages = 0
+        self.num_pinned = 0
+
+    def match(self, tokens: Sequence[int], limit: int) -> Match:
+        """The longest prefix of tokens[:limit] that is here, to the token. Takes no reference; counts as a use."""
+        self._clock += 1
+        node, pages, start = self._root, list[int](), 0
+        while start < limit:
+            edge = tuple(tokens[start : min(start + PAGE_SIZE, limit)])
+            best, length = _nearest(node, edge)
+            if best is None:
+                break
+            best.last_used = self._clock
+            if length < PAGE_SIZE:
+                return Match(pages, best.page, start + length)
+            pages.append(best.page)
+            node, start = best, start + PAGE_SIZE
+        return Match(pages, -1, start)
+
+    def insert(self, tokens: Sequence[int], pages: Sequence[int], last_submitted: int) -> None:
+        """Keep the pages that hold these tokens, where the tree has none for them; the caller keeps its references."""
+        self._clock += 1
+        node = self._root
+        for index in range(-(-len(tokens) // PAGE_SIZE)):
+            edge = tuple(tokens[index * PAGE_SIZE : (index + 1) * PAGE_SIZE])
+            node = self._place(node, edge, pages[index], last_submitted)
+            node.last_used = self._clock
+        if node is not self._root:
+            self._queue(node)
+
+    def pin(self, tokens: Sequence[int], room: int) -> bool:
+        """Keep what is here of these tokens until clear(); False, with nothing changed, if that takes over `room`."""
+        path: list[_Node] = []
+        node, start = self._root, 0
+        while start < len(tokens):
+            edge = tuple(tokens[start : start + PAGE_SIZE])
+            best, length = _nearest(node, edge)
+            if best is None or length < len(edge):
+                break
+            path.append(best)
+            node, start = best, start + PAGE_SIZE
+        fresh = [node for node in path if not node.pinned]
+        if len(fresh) > room:
+            return False
+        for node in fresh:
+            node.pinned = True
+        self.num_pinned += len(fresh)
+        return True
+
+    def evict(self, count: int, last_submitted: int) -> int:
+        """Let go of up to `count` pages that only the tree holds, leaves first and the longest unused first."""
+        freed: list[int] = []
+        in_use: list[tuple[int, int, _Node]] = []
+        while len(freed) < count and self._leaves:
+            entry = heapq.heappop(self._leaves)
+            used, _, node = entry
+            if node.children:
+                node.queued = False
+            elif used != node.last_used:
+                heapq.heappush(self._leaves, (node.last_used, next(self._serial), node))
+            elif node.pinned or self._pages.references(node.page) > 1:
+                in_use.append(entry)
+            else:
+                freed.append(node.page)
+                self._remove(node)
+        for entry in in_use:
+            heapq.heappush(self._leaves, entry)
+        self.num_pages -= len(freed)
+        self._pages.release(freed, last_submitted)
+        return len(freed)
+
+    def clear(self, last_submitted: int) -> None:
+        """Forget everything, pinned or not."""
+        self._pages.release(list(self.pages_held()), last_submitted)
+        self._root = _Node(None, (), -1)
+        self._leaves.clear()
+        self.num_pages = self.num_pinned = 0
+
+    def pages_held(self) -> Iterator[int]:
+        """Every page in the tree."""
+        return (node.page for node in self._nodes())
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError where the tree is not what the module's docstring says."""
+        nodes = list(self._nodes())
+        assert len(nodes) == self.num_pages, "pages in the tree are miscounted"
+        assert sum(node.pinned for node in nodes) == self.num_pinned, "pinned pages are miscounted"
+        queued = [id(node) for _, _, node in self._leaves]
+        assert len(queued) == len(set(queued)), "a leaf is queued twice"
+        for node in (self._root, *nodes):
+            assert node.edges == [child.edge for child in node.children] == sorted(node.edges), "edges are out of order"
+            for edge, after in zip(node.edges, node.edges[1:], strict=False):
+                assert after[: len(edge)] != edge, "an edge begins another one"
+            for child in node.children:
+                assert child.parent is node and 0 < len(child.edge) <= PAGE_SIZE, "a node is misplaced"
+                assert len(child.edge) == PAGE_SIZE or not child.children, "something follows an unfinished page"
+                assert child.children or child.queued, "a leaf can never be evicted"
+                assert child.last_used <= node.last_used or node is self._root, "a page was used without what precedes"
+                assert node.pinned or not child.pinned or node is self._root, "a pinned page follows one that is not"
+
+    def _nodes(self) -> Iterator[_Node]:
+        stack = list(self._root.children)
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children)
+
+    def _place(self, node: _Node, edge: Edge, page: int, last_submitted: int) -> _Node:
+        """The child that holds this edge: found, lengthened, or new."""
+        edges, children = node.edges, node.children
+        at = bisect_left(edges, edge)
+        if at < len(edges) and edges[at][: len(edge)] == edge:
+            return children[at]
+        if at and edge[: len(edges[at - 1])] == edges[at - 1]:
+            child = children[at - 1]
+            if child.page != page:
+                self._pages.share([page])
+                self._pages.release([child.page], last_submitted)
+                child.page = page
+            child.edge = edges[at - 1] = edge
+            return child
+        self._pages.share([page])
+        self.num_pages += 1
+        child = _Node(node, edge, page)
+        edges.insert(at, edge)
+        children.insert(at, child)
+        return child
+
+    def _remove(self, node: _Node) -> None:
+        parent = node.parent
+        assert parent is not None, "the root holds no page"
+        at = bisect_left(parent.edges, node.edge)
+        del parent.edges[at], parent.children[at]
+        if parent is not self._root and not parent.children:
+            self._queue(parent)
+
+    def _queue(self, node: _Node) -> None:
+        if not node.children and not node.queued:
+            node.queued = True
+            heapq.heappush(self._leaves, (node.last_used, next(self._serial), node))
+
+
+def _nearest(node: _Node, edge: Edge) -> tuple[_Node | None, int]:
+    """The child that shares the most leading tokens with `edge`, and how many."""
+    at = bisect_left(node.edges, edge)
+    best, longest = None, 0
+    for index in (at, at - 1):
+        if 0 <= index < len(node.edges):
+            length = _common(node.edges[index], edge)
+            if length > longest:
+                best, longest = node.children[index], length
+    return best, longest
+
+
+def _common(one: Edge, other: Edge) -> int:
+    if one == other:
+        return len(one)
+    length = 0
+    for left, right in zip(one, other, strict=False):
+        if left != right:
+            break
+        length += 1
+    return length
