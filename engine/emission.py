@@ -11,7 +11,7 @@ from engine.request import FinishReason, Timings, TokenLogprobs, Usage
 
 
 class Emission(NamedTuple):
-    """As Delta, but bytes; `answer` is its index. With a finish_reason and no `open_answers` left it is the request's last."""
+    """As Delta, but bytes; `answer` is its index. With a finish_reason and no `open_answers` it is the last one."""
 
     request_id: str
     token_ids: tuple[int, ...] = ()

@@ -9,12 +9,13 @@ from __future__ import annotations
 import heapq
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from engine.actions import StepFailed, default_actions
 from engine.emission import Emission
 from engine.errors import ContextTooLong, DeviceFailed, InvalidParameter, QueueFull, RequestRejected
 from engine.function_table import FunctionTable, RetiredStep
+from engine.open_request import OpenRequest, open_request
 from engine.request import FinishReason, Request, TokenLogprobs
 from engine.request_state import RequestState, Vocabulary
 from engine.state import EngineState, InFlightStep
@@ -52,7 +53,7 @@ class Engine:
             raise QueueFull(f"{MAX_WAITING} requests are waiting already. Try again when some have finished.")
         limit = self._tokens_to_draw(request)
         arrived = state.clock() if arrived is None else arrived
-        state.enqueue(request, limit, arrived)
+        state.enqueue(open_request(request, limit, arrived))
         if request.deadline_s is not None:
             heapq.heappush(self._deadlines, (arrived + request.deadline_s, request.request_id))
 
@@ -70,6 +71,36 @@ class Engine:
     def clear_cache(self) -> None:
         """Forget every prompt and answer that is kept for later, pinned ones too."""
         self.state.cache.clear(self.state.table.last_submitted)
+
+    def detach(self) -> list[OpenRequest]:
+        """Hand over the open requests, with what they were told, for an engine on the same model loaded again.
+
+        Tokens in flight are given up; they are drawn again as they were. This engine must not be used any more.
+        """
+        carried = list(self.state.ledger.values())
+        self.state.ledger.clear()
+        for opened in carried:
+            for answer in opened.answers:
+                answer.forget_device()
+        return carried
+
+    def adopt(self, carried: Iterable[OpenRequest]) -> None:
+        """Go on with requests that another engine has handed over; one that does not fit here ends with an error."""
+        limits = self.state.limits
+        for opened in carried:
+            root = opened.answers[0]
+            self.state.enqueue(opened)
+            tokens = [*opened.request.prompt_ids, *(token for answer in opened.answers for token in answer.committed)]
+            if (
+                root.num_prompt + root.limit > min(limits.context_length, self.state.max_tokens_in_pool)
+                or max(tokens) >= limits.vocab_size
+            ):
+                message = (
+                    "The model was loaded again, and this request does not fit it any more. Send the message again."
+                )
+                self.state.end(opened, "error", message)
+            elif opened.deadline is not None:
+                heapq.heappush(self._deadlines, (opened.deadline, opened.request.request_id))
 
     def take_outbox(self) -> list[Emission]:
         """What the requests have to tell since the last call, in order."""
@@ -100,6 +131,7 @@ class Engine:
             self._retire_oldest(wait=True)
         elif state.ledger:
             self._num_idle += 1
+            state.forget_blocked()
             if self._num_idle >= _IDLE_STEPS:
                 # Unreachable unless the books are wrong: everything is free and still nobody can go on.
                 self.end_all("error", "The engine lost track of this request. Send the message again.")
@@ -145,7 +177,7 @@ class Engine:
         state = self.state
         now = state.clock()
         depth = max((end for _, end in step.chunks), default=0)
-        state.pacer.note(now - max(step.submitted_at, state.last_retired_at), step.num_prompt_rows, depth)
+        state.pacer.note(now - max(step.started_at, state.last_retired_at), step.num_prompt_rows, depth)
         state.last_retired_at = now
         num_drawn = len(step.drawing)
         logprobs = retired.logprobs or (None,) * len(retired.tokens)

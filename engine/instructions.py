@@ -54,7 +54,7 @@ class Unload:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """End all requests."""
+    """End all requests and forget what is kept for later ones."""
 
 
 Instruction = AddRequest | AbortRequest | Load | Unload | Reset

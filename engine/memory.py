@@ -80,7 +80,7 @@ class Memory:
         """What need not be computed, and whether retired steps did it; the last token always is, to draw from it."""
         limit = len(tokens) - 1 if num_scored is None else min(len(tokens) - 1, num_scored)
         root = sequence.root
-        if root is not None and not sequence.committed and root.slot >= 0 and root.num_prefilled >= len(tokens):
+        if root is not None and not sequence.committed and _holds(root, len(tokens)):
             whole, rest = divmod(limit, PAGE_SIZE)
             return Match(root.pages[:whole], root.pages[whole] if rest else -1, limit), False
         if sequence.request.use_cache:
@@ -105,3 +105,8 @@ class Memory:
         sequence.num_prefilled = num_matched
         sequence.num_retired = len(shared) * PAGE_SIZE if retired else 0
         return "started"
+
+
+def _holds(root: RequestState, num_tokens: int) -> bool:
+    """Whether its own pages have the prompt, by steps that were submitted."""
+    return root.slot >= 0 and root.copy is None and root.num_prefilled >= num_tokens

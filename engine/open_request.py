@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from engine.request import Request, Timings, TokenLogprobs, Usage
-from engine.request_state import RequestState, arrival_order
+from engine.request_state import RequestState
 
 
 @dataclass(slots=True, eq=False)
@@ -60,14 +60,13 @@ class OpenRequest:
         )
 
 
-def open_request(request: Request, number: int, limit: int, arrived: float) -> OpenRequest:
-    """The books of a new request, the `number`th; each of its answers may draw `limit` tokens."""
+def open_request(request: Request, limit: int, arrived: float) -> OpenRequest:
+    """The books of a new request, each of whose answers may draw `limit` tokens."""
     opened = OpenRequest(request, arrived, num_open=request.n)
-    root = RequestState(request, limit, arrived, order=arrival_order(number, 0))
+    root = RequestState(request, limit, arrived)
     opened.answers.append(root)
     for index in range(1, request.n):
-        order = arrival_order(number, index)
-        opened.answers.append(RequestState(request, limit, arrived, index=index, order=order, root=root))
+        opened.answers.append(RequestState(request, limit, arrived, index=index, root=root))
     return opened
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 MAX_STEP_S = 0.5
 MIN_ROWS = 8
+_TARGET_S = 0.8 * MAX_STEP_S  # the averages follow from one step behind, or as many as are in flight
 _FIRST_ROWS = 32
-_DEPTH = 512
+_DEPTH = 256
 """Positions over which a row costs about the same: attention grows with depth, and the averages have to follow."""
 
-_WEIGHT = 0.3
+_WEIGHT = 0.5
 
 
 class Pacer:
@@ -43,7 +44,7 @@ class Pacer:
             return min(_FIRST_ROWS, self._max_rows)
         bucket = depth // _DEPTH
         row_s = self._row_s[min(self._row_s, key=lambda known: abs(known - bucket))]
-        fitting = (MAX_STEP_S - self._base_s) / row_s if row_s > 0.0 else float(self._max_rows)
+        fitting = (_TARGET_S - self._base_s) / row_s if row_s > 0.0 else float(self._max_rows)
         rows = int(min(fitting, self._max_rows)) // MIN_ROWS * MIN_ROWS
         return min(max(rows, MIN_ROWS), self._max_rows)
 

@@ -107,26 +107,26 @@ class PrefixCache:
         return True
 
     def evict(self, count: int, last_submitted: int) -> int:
-        """Let go of up to `count` pages that only the tree holds, leaves first and the longest unused first."""
-        freed: list[int] = []
-        in_use: list[tuple[int, int, _Node]] = []
-        while len(freed) < count and self._leaves:
-            entry = heapq.heappop(self._leaves)
-            used, _, node = entry
-            if node.children:
-                node.queued = False
-            elif used != node.last_used:
-                heapq.heappush(self._leaves, (node.last_used, next(self._serial), node))
-            elif node.pinned or self._pages.references(node.page) > 1:
-                in_use.append(entry)
-            else:
-                freed.append(node.page)
-                self._remove(node)
-        for entry in in_use:
-            heapq.heappush(self._leaves, entry)
-        self.num_pages -= len(freed)
-        self._pages.release(freed, last_submitted)
-        return len(freed)
+        """Let go of up to `count` pages that only the tree holds, leaves first and the longest unused first.
+
+        A leaf that somebody uses stays, unless pages that nobody uses precede it and nothing else is left to give: it
+        is forgotten then, so that they can go. So all pages can be had that are neither in use nor pinned.
+        """
+        num_freed = 0
+        while num_freed < count:
+            freed, in_use = self._evict_leaves(count - num_freed)
+            num_freed += len(freed)
+            self._pages.release(freed, last_submitted)
+            trapping = [entry for entry in in_use if num_freed < count and self._traps(entry[2])]
+            for entry in in_use:
+                if trapping and entry is trapping[0]:
+                    self._remove(entry[2])
+                    self._pages.release([entry[2].page], last_submitted)
+                else:
+                    heapq.heappush(self._leaves, entry)
+            if not trapping:
+                break
+        return num_freed
 
     def clear(self, last_submitted: int) -> None:
         """Forget everything, pinned or not."""
@@ -164,18 +164,46 @@ class PrefixCache:
             yield node
             stack.extend(node.children)
 
+    def _evict_leaves(self, count: int) -> tuple[list[int], list[tuple[int, int, _Node]]]:
+        """Pages of removed leaves, and the leaves that were met and have to stay, now out of the queue."""
+        freed: list[int] = []
+        in_use: list[tuple[int, int, _Node]] = []
+        while len(freed) < count and self._leaves:
+            entry = heapq.heappop(self._leaves)
+            used, _, node = entry
+            if node.children:
+                node.queued = False
+            elif used != node.last_used:
+                heapq.heappush(self._leaves, (node.last_used, next(self._serial), node))
+            elif node.pinned or self._pages.references(node.page) > 1:
+                in_use.append(entry)
+            else:
+                freed.append(node.page)
+                self._remove(node)
+        return freed, in_use
+
+    def _traps(self, leaf: _Node) -> bool:
+        """Whether pages that only the tree holds cannot go because of this leaf."""
+        node = leaf.parent
+        while not leaf.pinned and node is not None and node is not self._root and not node.pinned:
+            if self._pages.references(node.page) == 1:
+                return True
+            node = node.parent
+        return False
+
     def _place(self, node: _Node, edge: Edge, page: int, last_submitted: int) -> _Node:
         """The child that holds this edge: found, lengthened, or new."""
         edges, children = node.edges, node.children
         at = bisect_left(edges, edge)
         if at < len(edges) and edges[at][: len(edge)] == edge:
-            return children[at]
+            child = children[at]
+            if child.edge == edge and child.page != page and self._pages.references(child.page) == 1:
+                self._swap(child, page, last_submitted)  # the caller's is in use anyway: one page for both
+            return child
         if at and edge[: len(edges[at - 1])] == edges[at - 1]:
             child = children[at - 1]
             if child.page != page:
-                self._pages.share([page])
-                self._pages.release([child.page], last_submitted)
-                child.page = page
+                self._swap(child, page, last_submitted)
             child.edge = edges[at - 1] = edge
             return child
         self._pages.share([page])
@@ -185,7 +213,13 @@ class PrefixCache:
         children.insert(at, child)
         return child
 
+    def _swap(self, node: _Node, page: int, last_submitted: int) -> None:
+        self._pages.share([page])
+        self._pages.release([node.page], last_submitted)
+        node.page = page
+
     def _remove(self, node: _Node) -> None:
+        self.num_pages -= 1
         parent = node.parent
         assert parent is not None, "the root holds no page"
         at = bisect_left(parent.edges, node.edge)

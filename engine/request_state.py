@@ -120,6 +120,12 @@ class RequestState:
         """
         return FROM_DEVICE
 
+    def forget_device(self) -> None:
+        """The device is gone and all that it held: only what was committed counts. No inverse."""
+        self.slot, self.pages, self.copy = -1, [], None
+        self.num_target = self.num_prefilled = self.num_retired = self.last_step = 0
+        self.num_drawn = len(self.committed)
+
     def commit_token(self, token: int, logprob: TokenLogprobs | None = None) -> None:
         """Record the oldest token in flight as known. Inverse: rollback_tokens(1)."""
         assert len(self.committed) < self.num_drawn, "committed what was never drawn"

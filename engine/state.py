@@ -39,12 +39,10 @@ from engine.emission import Emission
 from engine.function_table import PAGE_SIZE, FunctionTable
 from engine.integrity import check_integrity
 from engine.memory import Memory
-from engine.open_request import OpenRequest, open_request
+from engine.open_request import OpenRequest
 from engine.pacing import Pacer
-from engine.request import FinishReason, Request, TokenLogprobs
-from engine.request_state import RequestState, Vocabulary
-
-__all__ = ["Emission", "EngineState", "InFlightStep"]
+from engine.request import FinishReason, TokenLogprobs
+from engine.request_state import RequestState, Vocabulary, arrival_order
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +61,7 @@ class InFlightStep:
     chunks: list[tuple[RequestState, int]]
     scored: list[RequestState]
     num_prompt_rows: int
-    submitted_at: float
+    started_at: float
 
 
 class EngineState:
@@ -90,6 +88,7 @@ class EngineState:
         self.last_retired_at = 0.0
         self.decode_owed = False
         """Somebody who could have gone on was left out of the last step, so decoding has the next one."""
+        self._blocked: tuple[int, ...] = ()
         self.outbox: list[Emission] = []
         self.num_preempted = 0
 
@@ -98,16 +97,34 @@ class EngineState:
         """Tokens of the longest sequence that the pages hold, all to itself."""
         return (self.limits.num_pages - self.cache.num_pinned) * PAGE_SIZE + 1
 
-    def enqueue(self, request: Request, limit: int, arrived: float) -> None:
-        """Enter a new request; the caller has checked that it can be honoured."""
-        opened = open_request(request, self.num_requests, limit, arrived)
+    def enqueue(self, opened: OpenRequest) -> None:
+        """Enter a request, after all others; the caller has checked that it can be honoured."""
+        self.ledger[opened.request.request_id] = opened
+        for answer in opened.answers:
+            answer.order = arrival_order(self.num_requests, answer.index)
+            if answer.finish_reason is None:
+                self.waiting.append(answer)
         self.num_requests += 1
-        self.ledger[request.request_id] = opened
-        self.waiting.extend(opened.answers)
 
     def is_ready(self, sequence: RequestState) -> bool:
         """Whether a waiting sequence has nothing in flight, and can fork from a prompt if it is meant to."""
         return sequence.last_step <= self.pages.last_retired and (sequence.root is None or sequence.root.has_started)
+
+    def note_blocked(self) -> None:
+        """Nobody could be admitted any more; not to be tried again before something changes."""
+        self._blocked = self._circumstances()
+
+    def forget_blocked(self) -> None:
+        """Try again whatever happened."""
+        self._blocked = ()
+
+    def is_blocked(self) -> bool:
+        """Whether all is as it was at the last note_blocked()."""
+        return self._blocked == self._circumstances()
+
+    def _circumstances(self) -> tuple[int, ...]:
+        pages, queues = self.pages, (self.waiting, self.prefilling, self.running)
+        return pages.num_free, pages.num_leaving, self.slots.num_free, self.cache.num_pages, *map(len, queues)
 
     def num_scored(self, sequence: RequestState) -> int | None:
         """Prompt tokens of the sequence that have their logprob; None where it need not see to any."""

@@ -22,6 +22,7 @@ from engine.engine import Engine
 from engine.errors import DeviceFailed, EngineError
 from engine.instructions import AbortRequest, AddRequest, Instruction, Load, LoadEvent, LoadFailed, Reset, Unload
 from engine.loading import LoadCancelled, LoadedModel, Loader, LoadOptions
+from engine.open_request import OpenRequest
 from engine.request import Delta, FinishReason, Request
 from engine.stream_back import Stream, StreamBack
 from models.errors import ModelError
@@ -54,6 +55,7 @@ class ThreadedEngine:
         self._options: LoadOptions | None = None
         self._loading = False
         self._parked: list[AddRequest] = []
+        self._carried: list[OpenRequest] = []
         self._streams: dict[str, Stream] = {}
         self._stream_back = StreamBack()
         self._background = threading.Thread(target=self._run, name="inglenook-engine", daemon=True)
@@ -75,7 +77,7 @@ class ThreadedEngine:
         self._put_load(options, on_event)
 
     def reload(self, on_event: Callable[[LoadEvent], None]) -> None:
-        """Load the last model afresh, with the same options."""
+        """Load the last model afresh, with the same options. Open requests go on where they were."""
         self._put_load(None, on_event)
 
     def unload(self) -> None:
@@ -199,6 +201,7 @@ class ThreadedEngine:
             self._emit(self._engine.take_outbox())
         elif request_id in self._streams:
             self._parked = [add for add in self._parked if add.request.request_id != request_id]
+            self._carried = [opened for opened in self._carried if opened.request.request_id != request_id]
             self._emit([Emission(request_id, finish_reason="abort")])
 
     def _load(self, load: Load) -> None:
@@ -210,7 +213,10 @@ class ThreadedEngine:
         elif self._model is not None and load.options == self._options:
             self._tell(load, self._model)
         else:
-            self._unload("abort")
+            if load.options is None:
+                self._detach()
+            else:
+                self._unload("abort")
             self._options = options
             self._loading = True
             result = self._run_loader(load, options)
@@ -248,20 +254,31 @@ class ThreadedEngine:
         if isinstance(result, LoadedModel):
             self._engine = Engine(result.table, result.tokenizer)
             self._model = result
+            carried, self._carried = self._carried, []
+            self._engine.adopt(carried)
+            self._emit(self._engine.take_outbox())
             for add in parked:
                 self._add(add)
         else:
+            if not result.cancelled:
+                self._end_all("error", result.message)
             reason: FinishReason = "abort" if result.cancelled else "error"
             error = None if result.cancelled else result.message
             for add in parked:
                 emission = Emission(add.request.request_id, finish_reason=reason, error=error)
                 self._stream_back.push([partial(add.stream.deliver, emission)])
 
-    def _unload(self, reason: FinishReason, error: str | None = None) -> None:
-        self._end_all(reason, error)
+    def _detach(self) -> None:
+        """Let the model go and keep its open requests for the next one."""
+        if self._engine is not None:
+            self._carried += self._engine.detach()
         model, self._model, self._engine = self._model, None, None
         if model is not None:
             _close_table(model)
+
+    def _unload(self, reason: FinishReason, error: str | None = None) -> None:
+        self._end_all(reason, error)
+        self._detach()
 
     def _step(self, engine: Engine) -> None:
         try:
@@ -288,6 +305,7 @@ class ThreadedEngine:
             else:
                 self._emit(self._engine.take_outbox())
         self._parked.clear()
+        self._carried.clear()
         self._emit([Emission(request_id, finish_reason=reason, error=error) for request_id in self._streams])
 
     def _emit(self, emissions: list[Emission]) -> None:

@@ -17,8 +17,8 @@ from engine.state import EngineState, InFlightStep
 MAX_OVERTAKEN = 8
 """Sequences that may be admitted before the first that has to wait for memory."""
 
-_LOOK_AHEAD = 32
-"""Waiting sequences that are looked at in a step."""
+_MOST_TRIES = 8
+"""Waiting sequences for which memory is looked for in a step."""
 
 
 @dataclass(slots=True)
@@ -32,6 +32,7 @@ class StepPlan:
     forced: list[Sample] = field(default_factory=list)
     scored: list[RequestState] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
+    num_prompt_rows: int = 0
 
     def decode(self, sequence: RequestState) -> None:
         """Feed the last token that was drawn, known or not, and draw the next."""
@@ -52,16 +53,20 @@ def admit_waiting(state: EngineState) -> None:
 
     Nobody is admitted while one that runs lacks the page that it has reached: it would take what was freed for that.
     """
-    if any(map(_lacks_page, state.running)):
+    if state.is_blocked() or any(map(_lacks_page, state.running)):
         return
     first: RequestState | None = None
-    for sequence in state.waiting[:_LOOK_AHEAD]:
-        if not state.slots.num_free or (first is not None and first.overtaken >= MAX_OVERTAKEN):
+    num_tried = 0
+    for sequence in list(state.waiting):
+        if not state.slots.num_free:
             return
+        if num_tried >= _MOST_TRIES or (first is not None and first.overtaken >= MAX_OVERTAKEN):
+            break
         if not state.is_ready(sequence):
             if sequence.root is None or sequence.root.has_started:
                 return  # it gave way, and is back as soon as its last step has retired
             continue
+        num_tried += 1
         outcome = state.memory.start(sequence, state.num_scored(sequence))
         if outcome == "started":
             if first is not None:
@@ -72,6 +77,8 @@ def admit_waiting(state: EngineState) -> None:
             return
         elif first is None:
             first = sequence
+    if first is not None:
+        state.note_blocked()
 
 
 def next_decodes(state: EngineState, most: int) -> list[RequestState]:
@@ -104,7 +111,7 @@ def submit_step(
     """Record one step, submit it, and put it on the books. A failure is that of `participants`."""
     table = state.table
     samples = plan.samples + plan.forced if plan.forced else plan.samples
-    before = table.last_submitted
+    before, started_at = table.last_submitted, state.clock()
     try:
         table.begin_forward()
         if plan.copies:
@@ -126,9 +133,8 @@ def submit_step(
     if plan.chunks:
         finishing = set(map(id, drawing))
         everybody = drawing + [sequence for sequence, _ in plan.chunks if id(sequence) not in finishing]
-    num_prompt_rows = len(plan.rows) - len(drawing) if plan.chunks else 0
     state.in_flight.append(
-        InFlightStep(number, everybody, drawing, plan.chunks, plan.scored, num_prompt_rows, state.clock())
+        InFlightStep(number, everybody, drawing, plan.chunks, plan.scored, plan.num_prompt_rows, started_at)
     )
     for sequence in drawing:
         sequence.num_drawn += 1

@@ -106,3 +106,4 @@ def _add_chunk(state: EngineState, plan: StepPlan, sequence: RequestState, end: 
     if sequence.copy is not None:
         plan.copies.append(sequence.copy)
     plan.chunks.append((sequence, end))
+    plan.num_prompt_rows += end - start

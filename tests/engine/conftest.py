@@ -52,6 +52,7 @@ class Driver:
         self.vocabulary = vocabulary or ByteVocabulary()
         if isinstance(self.vocabulary, PieceVocabulary):
             table["next_token"] = self.vocabulary.recite
+        self._options = table
         self.table = FakeTable(limits, **table)
         self.now = 0.0
         self.engine = Engine(self.table, self.vocabulary, clock=lambda: self.now)
@@ -68,6 +69,14 @@ class Driver:
 
     def abort(self, request_id: str) -> None:
         self.engine.abort_request(request_id)
+        self._after()
+
+    def reload(self) -> None:
+        """Go on in a new engine on a new table, where nothing is computed."""
+        carried = self.engine.detach()
+        self.table = FakeTable(self.table.limits, **(self._options | {"faults": ()}))
+        self.engine = Engine(self.table, self.vocabulary, clock=lambda: self.now)
+        self.engine.adopt(carried)
         self._after()
 
     def step(self) -> None:

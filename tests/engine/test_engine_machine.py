@@ -1,5 +1,5 @@
 """Random lives of the engine: requests come, fork, give way, are aborted, meet faults and end; the cache is evicted and
-reset. The books balance after each step, and every answer is the one that the plain rule gives.
+reset, the model loaded again. The books balance after each step, and every answer is the one that the plain rule gives.
 """
 
 from collections.abc import Callable
@@ -146,6 +146,10 @@ class Machine(RuleBasedStateMachine):
     def reset_the_cache(self):
         self.driver.clear()
 
+    @rule()
+    def reload(self):
+        self.driver.reload()
+
     @rule(count=st.integers(1, 6))
     def step(self, count):
         for _ in range(count):
@@ -160,12 +164,12 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.requests)
     @rule()
     def finish(self):
-        self.driver.run()
+        self.driver.run(60_000)
 
     def teardown(self):
         if not hasattr(self, "driver"):
             return
-        self.driver.run()
+        self.driver.run(60_000)
         self.driver.clear()
         for name, request in self.requests.items():
             for index in range(request.n):

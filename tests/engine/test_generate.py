@@ -54,3 +54,12 @@ def test_closing_the_iterator_aborts_the_request(start):
     deltas.close()
     # The id is free again: instructions are obeyed in order, so the abort comes before this.
     assert list(stream(engine, Request(request_id="a", prompt_ids=(1,), max_tokens=2)))[-1].finish_reason == "length"
+
+
+def test_the_iterator_ends_with_the_last_of_n_answers(start):
+    engine = start(delay=2)
+    load_blocking(engine, OPTIONS)
+    deltas = list(stream(engine, Request(request_id="a", prompt_ids=(1,), n=3)))
+    for index in range(3):
+        assert "".join(delta.text for delta in deltas if delta.index == index) == ANSWER
+    assert [delta.usage is not None for delta in deltas] == [False] * (len(deltas) - 1) + [True]
