@@ -24,6 +24,7 @@ class Emission(NamedTuple):
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     open_answers: int = 0
+    error_type: str | None = None
 
     @property
     def ends_request(self) -> bool:

@@ -138,7 +138,8 @@ class Delta:
 
     Each answer's last delta has a finish_reason. The request's last one also has usage, over all answers, and timings,
     unless it failed early. text holds whole characters only. An error is a delta with finish_reason "error" and a
-    sentence in `error`; it ends the whole request. logprobs has one entry per token of token_ids where they were asked
+    sentence in `error`, and error_type names the class of engine/errors.py where there is one; it ends the whole
+    request. logprobs has one entry per token of token_ids where they were asked
     for; prompt_logprobs comes once, with the first delta, and has no entry for the first token.
     """
 
@@ -148,6 +149,7 @@ class Delta:
     token_ids: tuple[int, ...] = field(default=())
     finish_reason: FinishReason | None = None
     error: str | None = None
+    error_type: str | None = None
     usage: Usage | None = None
     timings: Timings | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()

@@ -61,6 +61,7 @@ class Stream:
             token_ids=emission.token_ids,
             finish_reason=reason,
             error=emission.error,
+            error_type=emission.error_type,
             usage=emission.usage,
             timings=emission.timings,
             logprobs=emission.logprobs,

@@ -19,7 +19,7 @@ from functools import partial
 
 from engine.emission import Emission
 from engine.engine import Engine
-from engine.errors import DeviceFailed, EngineError
+from engine.errors import DeviceFailed, EngineError, ModelNotLoaded
 from engine.instructions import AbortRequest, AddRequest, Instruction, Load, LoadEvent, LoadFailed, Reset, Unload
 from engine.loading import LoadCancelled, LoadedModel, Loader, LoadOptions
 from engine.open_request import OpenRequest
@@ -30,6 +30,10 @@ from models.errors import ModelError
 __all__ = ["LoadEvent", "LoadFailed", "ThreadedEngine"]
 
 logger = logging.getLogger(__name__)
+
+MAX_LOSSES = 3
+LOSS_WINDOW_S = 60.0
+"""A device may be lost so often in so many seconds before its model is given up."""
 
 _NO_MODEL = "No model is loaded. Open a model first."
 _SHUT_DOWN = "The engine was shut down. Start the app again."
@@ -57,6 +61,7 @@ class ThreadedEngine:
         self._parked: list[AddRequest] = []
         self._carried: list[OpenRequest] = []
         self._streams: dict[str, Stream] = {}
+        self._losses: list[float] = []
         self._stream_back = StreamBack()
         self._background = threading.Thread(target=self._run, name="inglenook-engine", daemon=True)
         self._background.start()
@@ -185,12 +190,12 @@ class ThreadedEngine:
         if self._loading:
             self._parked.append(add)
         elif self._engine is None:
-            self._emit([_failed(request_id, _NO_MODEL)])
+            self._emit([_failed(request_id, _NO_MODEL, ModelNotLoaded)])
         else:
             try:
                 self._engine.add_request(add.request, add.arrived)
             except EngineError as error:
-                self._emit([_failed(request_id, str(error))])
+                self._emit([_failed(request_id, str(error), type(error))])
 
     def _abort(self, abort: AbortRequest) -> None:
         request_id = abort.request_id
@@ -271,6 +276,7 @@ class ThreadedEngine:
     def _detach(self) -> None:
         """Let the model go and keep its open requests for the next one."""
         if self._engine is not None:
+            self._emit(self._engine.take_outbox())  # what a step told before it failed
             self._carried += self._engine.detach()
         model, self._model, self._engine = self._model, None, None
         if model is not None:
@@ -285,12 +291,32 @@ class ThreadedEngine:
             engine.step()
             self._emit(engine.take_outbox())
         except DeviceFailed as error:
-            logger.exception("The device failed; the model is unloaded")
-            self._unload("error", str(error))
+            self._rebuild(error)
         except Exception as error:
             # A fault of the engine itself, which no request can be blamed for; the thread must outlive it.
             logger.exception("A step failed")
             self._end_all("error", f"The engine failed ({type(error).__name__}: {error}). Send the message again.")
+
+    def _rebuild(self, error: DeviceFailed) -> None:
+        """Load the same model on a fresh device; open requests go on from what they were told.
+
+        A device that is lost again and again ends the requests instead, and so does a load that fails.
+        """
+        now = time.monotonic()
+        self._losses = [loss for loss in self._losses if now - loss < LOSS_WINDOW_S] + [now]
+        options = self._options
+        if options is None or len(self._losses) > MAX_LOSSES:
+            logger.error("The device failed; the model is unloaded: %s", error)
+            self._unload("error", str(error))
+            return
+        logger.warning("The device failed; the model is loaded again: %s", error)
+        with self._wake:
+            load = Load(None, lambda event: None, self._last_load)
+        self._detach()
+        self._loading = True
+        result = self._run_loader(load, options)
+        self._loading = False
+        self._take_over(result)
 
     def _end_all(self, reason: FinishReason, error: str | None = None) -> None:
         """End every open request, also where the engine's own books can no longer be trusted."""
@@ -341,8 +367,9 @@ class ThreadedEngine:
         self._stream_back.close()
 
 
-def _failed(request_id: str, message: str) -> Emission:
-    return Emission(request_id, finish_reason="error", error=message)
+def _failed(request_id: str, message: str, kind: type[EngineError] | None = None) -> Emission:
+    error_type = None if kind is None else kind.__name__
+    return Emission(request_id, finish_reason="error", error=message, error_type=error_type)
 
 
 def _close_table(model: LoadedModel) -> None:

@@ -71,6 +71,9 @@ def of_delta(delta: Delta) -> ApiError:
     """What a delta with finish_reason "error" or "abort" means to a client that asked for neither."""
     if delta.finish_reason == "abort":
         return ApiError(503, _CUT_SHORT, code="stopped")
+    for kind, status, code in _STATUSES:
+        if delta.error_type == kind.__name__:
+            return ApiError(status, delta.error or "The request was refused.", code=code)
     return ApiError(500, delta.error or "The engine failed. Send the request again.", code="engine_error")
 
 

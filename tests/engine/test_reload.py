@@ -9,6 +9,7 @@ import pytest
 
 from engine.errors import DeviceFailed
 from engine.fake_loader import ANSWER, fake_loader
+from engine.fake_table import Fault
 from engine.generate import load_blocking
 from engine.loading import LoadedModel, LoadOptions, LoadProgress
 from engine.request import Delta, Request
@@ -104,3 +105,25 @@ def test_a_reset_forgets_what_was_computed(start):
     engine.reset()
     usages.append(Caller(engine, "c", max_tokens=2).end().usage)
     assert [usage.cached_tokens for usage in usages] == [0, 1, 0]
+
+
+@pytest.mark.parametrize("call", ["end_forward", "retire"])
+def test_a_lost_device_is_rebuilt_and_requests_go_on(start, monkeypatch, call):
+    """The first model's device goes in the midst of two answers; their callers see whole texts and no error."""
+    engine = start(step_s=0.002, delay=3, faults=[Fault(call, 9, DeviceFailed("The GPU is gone."))])
+    first = engine.model.table
+    monkeypatch.setattr(engine, "_loader", fake_loader(step_s=0.002, delay=3))
+    callers = [Caller(engine, str(n)) for n in range(2)]
+    for caller in callers:
+        assert caller.end().finish_reason == "stop"
+        assert "".join(delta.text for delta in caller.seen) == ANSWER
+    assert first.closed and engine.model.table is not first
+
+
+def test_a_lost_device_that_cannot_be_had_again_ends_requests_with_the_reason(start, monkeypatch):
+    engine = start(endless=True, step_s=0.001, faults=[Fault("retire", 9, DeviceFailed("The GPU is gone."))])
+    monkeypatch.setattr(engine, "_loader", fake_loader(error=DeviceFailed("No adapter was found.")))
+    last = Caller(engine, "a").end()
+    assert (last.finish_reason, last.error) == ("error", "No adapter was found.")
+    refused = Caller(engine, "b").end()
+    assert (refused.error, refused.error_type) == ("No model is loaded. Open a model first.", "ModelNotLoaded")

@@ -210,7 +210,7 @@ def test_what_ends_a_model_ends_its_requests_with_abort(start, end):
         assert table.closed
 
 
-def test_a_lost_device_ends_all_requests_and_unloads(start):
+def test_a_device_that_is_lost_again_and_again_ends_all_requests_and_unloads(start):
     engine = loaded(start, endless=True, step_s=0.001, faults=[Fault("retire", 9, DeviceFailed("The GPU is gone."))])
     callers = [Caller(engine, str(n)) for n in range(3)]
     assert {caller.end().error for caller in callers} == {"The GPU is gone."}

@@ -8,9 +8,11 @@ import pytest
 
 from engine.errors import DeviceFailed
 from engine.function_table import FROM_DEVICE, FunctionTable, Row, Sample
+from engine.generate import load_blocking, stream
 from engine.loader import load_model
 from engine.loading import LoadedModel, LoadOptions
-from engine.request import GREEDY
+from engine.request import GREEDY, Request
+from engine.threaded import ThreadedEngine
 
 TINY = Path(__file__).parents[2] / "data" / "gguf_llama" / "tiny-F16.gguf"
 
@@ -65,3 +67,24 @@ def test_a_model_loads_again_afterwards() -> None:
     submit(model.table, 0)
     assert model.table.retire(wait=True) is not None
     model.table.close()
+
+
+def test_an_answer_goes_on_after_its_device_was_destroyed() -> None:
+    """The same tokens as undisturbed, told once each, from a model that loaded itself again."""
+    request = Request(request_id="a", prompt_ids=tuple(range(5, 45)), max_tokens=120, ignore_eos=True)
+    engine = ThreadedEngine(load_model)
+    try:
+        load_blocking(engine, LoadOptions(model=TINY, context=512))
+        expected = [token for delta in stream(engine, request) for token in delta.token_ids]
+        tokens: list[int] = []
+        destroyed = False
+        for delta in stream(engine, request):
+            assert delta.error is None
+            tokens += delta.token_ids
+            if len(tokens) >= 20 and not destroyed:
+                destroyed = True
+                engine.model.table._runner.gpu.device.destroy()
+        assert tokens == expected
+        assert delta.finish_reason == "length"
+    finally:
+        engine.shutdown()
