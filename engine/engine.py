@@ -15,10 +15,12 @@ from engine.actions import StepFailed, default_actions
 from engine.emission import Emission
 from engine.errors import ContextTooLong, DeviceFailed, InvalidParameter, QueueFull, RequestRejected
 from engine.function_table import FunctionTable, RetiredStep
+from engine.metrics import EngineMetrics
 from engine.open_request import OpenRequest, open_request
 from engine.request import FinishReason, Request, TokenLogprobs
 from engine.request_state import RequestState, Vocabulary
 from engine.state import EngineState, InFlightStep
+from engine.trace import OFF, Trace
 
 logger = logging.getLogger(__name__)
 
@@ -32,9 +34,14 @@ class Engine:
     """The serving core around one loaded model. It does not own the table: whoever made it closes it."""
 
     def __init__(
-        self, table: FunctionTable, vocabulary: Vocabulary, clock: Callable[[], float] = time.perf_counter
+        self,
+        table: FunctionTable,
+        vocabulary: Vocabulary,
+        clock: Callable[[], float] = time.perf_counter,
+        metrics: EngineMetrics | None = None,
+        trace: Trace = OFF,
     ) -> None:
-        self.state = EngineState(table, vocabulary, clock)
+        self.state = EngineState(table, vocabulary, clock, metrics, trace)
         self._actions = default_actions()
         self._num_idle = 0
         self._deadlines: list[tuple[float, str]] = []
@@ -112,6 +119,11 @@ class Engine:
 
         A failure ends the requests that it belongs to. Raises DeviceFailed where there is no going on.
         """
+        with self.state.trace.span("step"):
+            self._step()
+        self.state.note_gauges()
+
+    def _step(self) -> None:
         state = self.state
         if self._deadlines:
             self._end_overdue()
@@ -149,7 +161,8 @@ class Engine:
         """Take one step back from the device, if it is done; False if it is not."""
         state = self.state
         try:
-            retired = state.table.retire(wait=wait)
+            with state.trace.span("retire"):
+                retired = state.table.retire(wait=wait)
         except DeviceFailed:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a table raises ends this step's requests, no others
@@ -217,6 +230,7 @@ class Engine:
             raise ValueError("the token came without its logprob")
         state.ledger[sequence.request.request_id].note_token_time(now)
         sequence.commit_token(token, logprob)
+        state.trace.instant("token", sequence.request.request_id)
         token_ids, text, reason = sequence.delta_request_return(state.vocabulary)
         if reason is not None:
             state.finish(sequence, reason, token_ids=token_ids, text=text)

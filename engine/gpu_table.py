@@ -77,6 +77,11 @@ class GpuTable:
         """The most device memory that was held at once."""
         return self._runner.gpu.peak_bytes
 
+    def time_steps(self, on_span: Callable[[str, int, int], None]) -> None:
+        """Report each step's time on the device as (label, start_ns, end_ns) on the host's clock, for a trace."""
+        with _translated():
+            self._runner.time_steps(on_span)
+
     def set_pages(self, slot: int, first: int, pages: Sequence[int]) -> None:
         limits = self._limits
         _require(0 <= slot < limits.max_slots, "slot", slot)

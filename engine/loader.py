@@ -16,6 +16,7 @@ from engine.function_table import Row, Sample, TableLimits
 from engine.gpu_table import GpuTable
 from engine.loading import LoadCancelled, LoadedModel, LoadOptions, LoadProgress
 from engine.request import GREEDY
+from engine.trace import OFF, Trace
 from models.architectures import describe
 from models.chat_template import ChatTemplate
 from models.gguf import GgufFile, open_gguf
@@ -32,9 +33,12 @@ from shaders.traits import Traits, probe
 
 
 def load_model(
-    options: LoadOptions, progress: Callable[[LoadProgress], None], cancelled: Callable[[], bool]
+    options: LoadOptions,
+    progress: Callable[[LoadProgress], None],
+    cancelled: Callable[[], bool],
+    trace: Trace = OFF,
 ) -> LoadedModel:
-    """See engine.loading.Loader."""
+    """See engine.loading.Loader. A trace that records gets the device's own times too."""
     started = time.perf_counter()
     progress(LoadProgress(stage="Reading", done_bytes=0, total_bytes=0))
     with open_gguf(options.model) as gguf:
@@ -53,6 +57,8 @@ def load_model(
                 raise
         except ShaderError as error:
             raise DeviceFailed(str(error)) from error
+    if trace.enabled:
+        table.time_steps(trace.gpu_span)
     return LoadedModel(
         name=display_name(options.model),
         path=options.model,

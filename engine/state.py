@@ -39,10 +39,12 @@ from engine.emission import Emission
 from engine.function_table import PAGE_SIZE, FunctionTable
 from engine.integrity import check_integrity
 from engine.memory import Memory
+from engine.metrics import EngineMetrics
 from engine.open_request import OpenRequest
 from engine.pacing import Pacer
 from engine.request import FinishReason, TokenLogprobs
 from engine.request_state import RequestState, Vocabulary, arrival_order
+from engine.trace import OFF, Trace
 
 logger = logging.getLogger(__name__)
 
@@ -68,9 +70,16 @@ class EngineState:
     """See the module's docstring. `clock` counts seconds and never goes back."""
 
     def __init__(
-        self, table: FunctionTable, vocabulary: Vocabulary, clock: Callable[[], float] = time.perf_counter
+        self,
+        table: FunctionTable,
+        vocabulary: Vocabulary,
+        clock: Callable[[], float] = time.perf_counter,
+        metrics: EngineMetrics | None = None,
+        trace: Trace = OFF,
     ) -> None:
         self.table = table
+        self.metrics = metrics or EngineMetrics()
+        self.trace = trace
         self.limits = table.limits
         self.vocabulary = vocabulary
         self.clock = clock
@@ -105,6 +114,7 @@ class EngineState:
             if answer.finish_reason is None:
                 self.waiting.append(answer)
         self.num_requests += 1
+        self.trace.phase(opened.request.request_id, "waiting")
 
     def is_ready(self, sequence: RequestState) -> bool:
         """Whether a waiting sequence has nothing in flight, and can fork from a prompt if it is meant to."""
@@ -141,12 +151,15 @@ class EngineState:
         sequence.score_from = self.num_scored(sequence) or 0
         if not sequence.index and not sequence.has_started and sequence.last_step == 0:
             self.ledger[sequence.request.request_id].num_cached = sequence.num_prefilled
+            self.metrics.prefix_matched(sequence.num_prefilled)
+        self.trace.phase(sequence.request.request_id, "prefill")
 
     def start_running(self, sequence: RequestState) -> None:
         """All that is known of it is submitted: from now on it decodes."""
         self.prefilling.remove(sequence)
         self.running.append(sequence)
         sequence.has_started = True
+        self.trace.phase(sequence.request.request_id, "decode")
 
     def preempt(self, sequence: RequestState) -> None:
         """Take its memory, and let it wait at its place; what is in flight of it still counts."""
@@ -154,6 +167,8 @@ class EngineState:
         self.memory.let_go(sequence, keep=True)
         insort(self.waiting, sequence, key=_order)
         self.num_preempted += 1
+        self.metrics.preempted()
+        self.trace.phase(sequence.request.request_id, "waiting")
 
     def grow(self, sequence: RequestState) -> bool:
         """Take the page that the sequence has reached; False if it has to wait for it, or had to give way itself."""
@@ -239,6 +254,9 @@ class EngineState:
         )
         self.outbox.append(emission)
         if usage is not None and timings is not None:
+            latency_s = self.clock() - opened.arrived
+            self.metrics.request_finished(reason, usage, timings, latency_s, sequence.request.n)
+            self.trace.phase(request_id, None)
             logger.info(
                 "Request %s: %d (%d cached) + %d tokens, first after %.3f s, %.1f tokens/s, %s",
                 request_id,
@@ -262,11 +280,26 @@ class EngineState:
 
     def retired(self, number: int) -> InFlightStep | None:
         """Account for a step that the device has finished; None for one whose submission was reported as failed."""
+        self.metrics.step_retired(number, self.clock())
         self.pages.retire(number)
         self.slots.retire(number)
         if self.in_flight and self.in_flight[0].number == number:
             return self.in_flight.popleft()
         return None
+
+    def note_gauges(self) -> None:
+        """Tell metrics and trace how full queues and pages are."""
+        pages = self.pages
+        self.metrics.set_gauges(
+            len(self.waiting),
+            len(self.prefilling),
+            len(self.running),
+            pages.num_free,
+            pages.count,
+            self.cache.num_pages,
+        )
+        self.trace.counter("waiting", len(self.waiting))
+        self.trace.counter("pages free", pages.num_free)
 
     def check_integrity(self) -> None:
         """Recount pages, slots, sequences and steps from scratch; AssertionError where the books don't balance."""

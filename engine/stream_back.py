@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from engine.detokenizer import TextDecoder
 from engine.emission import Emission
 from engine.request import Delta
+from engine.trace import OFF, Trace
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +85,8 @@ class Stream:
 class StreamBack:
     """The thread and its queue."""
 
-    def __init__(self) -> None:
+    def __init__(self, trace: Trace = OFF) -> None:
+        self._trace = trace
         self._ready = threading.Condition()
         self._deliveries: list[Delivery] = []
         self._closing = False
@@ -117,9 +119,14 @@ class StreamBack:
                 batch, self._deliveries = self._deliveries, []
             if not batch:
                 return
-            for delivery in batch:
-                try:
-                    delivery()
-                except Exception:
-                    # The thread must outlive any callback (a load's listener, say).
-                    logger.exception("A callback raised")
+            with self._trace.span("deliver", len(batch)):
+                _deliver(batch)
+
+
+def _deliver(batch: Sequence[Delivery]) -> None:
+    for delivery in batch:
+        try:
+            delivery()
+        except Exception:
+            # The thread must outlive any callback (a load's listener, say).
+            logger.exception("A callback raised")

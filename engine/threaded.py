@@ -22,9 +22,11 @@ from engine.engine import Engine
 from engine.errors import DeviceFailed, EngineError, ModelNotLoaded
 from engine.instructions import AbortRequest, AddRequest, Instruction, Load, LoadEvent, LoadFailed, Reset, Unload
 from engine.loading import LoadCancelled, LoadedModel, Loader, LoadOptions
+from engine.metrics import EngineMetrics
 from engine.open_request import OpenRequest
 from engine.request import Delta, FinishReason, Request
 from engine.stream_back import Stream, StreamBack
+from engine.trace import OFF, Trace
 from models.errors import ModelError
 
 __all__ = ["LoadEvent", "LoadFailed", "ThreadedEngine"]
@@ -46,8 +48,10 @@ class ThreadedEngine:
     Callbacks run on the stream-back thread, except that an engine which was shut down answers on the caller's.
     """
 
-    def __init__(self, loader: Loader) -> None:
+    def __init__(self, loader: Loader, trace: Trace = OFF) -> None:
         self._loader = loader
+        self._trace = trace
+        self.metrics = EngineMetrics()
         self._wake = threading.Condition()
         # Guarded by _wake:
         self._instructions: deque[Instruction] = deque()
@@ -62,7 +66,7 @@ class ThreadedEngine:
         self._carried: list[OpenRequest] = []
         self._streams: dict[str, Stream] = {}
         self._losses: list[float] = []
-        self._stream_back = StreamBack()
+        self._stream_back = StreamBack(trace)
         self._background = threading.Thread(target=self._run, name="inglenook-engine", daemon=True)
         self._background.start()
 
@@ -195,6 +199,7 @@ class ThreadedEngine:
             try:
                 self._engine.add_request(add.request, add.arrived)
             except EngineError as error:
+                self.metrics.request_rejected()
                 self._emit([_failed(request_id, str(error), type(error))])
 
     def _abort(self, abort: AbortRequest) -> None:
@@ -237,7 +242,8 @@ class ThreadedEngine:
             return self._is_superseded(load)
 
         try:
-            loaded = self._loader(options, partial(self._tell, load), cancelled)
+            with self._trace.span("load"):
+                loaded = self._loader(options, partial(self._tell, load), cancelled)
         except LoadCancelled:
             return _SUPERSEDED
         except (ModelError, EngineError) as error:
@@ -257,7 +263,7 @@ class ThreadedEngine:
         for add in parked:
             del self._streams[add.request.request_id]
         if isinstance(result, LoadedModel):
-            self._engine = Engine(result.table, result.tokenizer)
+            self._engine = Engine(result.table, result.tokenizer, metrics=self.metrics, trace=self._trace)
             self._model = result
             carried, self._carried = self._carried, []
             self._engine.adopt(carried)

@@ -10,7 +10,7 @@ slots and page numbers, not sequences or requests; callers have checked all indi
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -29,9 +29,12 @@ from shaders.ops.logits import RECORD_BYTES
 from shaders.recorder import Command, Copy, MappedBuffer, Recorder, command
 from shaders.run import check_grid
 from shaders.step_table import StepTable
+from shaders.timestamps import StepTimer, step_timer
 
 Part = Literal["embed", "layers", "head"] | DrawPart
 """What a step may consist of, in this order; draw_stage.py says which of the last four go together."""
+
+OnSpan = Callable[[str, int, int], None]
 
 _CACHED_SHAPES = 64
 
@@ -83,6 +86,8 @@ class Runner:
         self._ring = self._make_ring("tokens", 4 * table.max_samples)
         self._flying: deque[_Flight] = deque()
         self._submitted = 0
+        self._timer: StepTimer | None = None
+        self._on_span: OnSpan | None = None
 
     @property
     def logit_table(self) -> LogitTable:
@@ -98,6 +103,11 @@ class Runner:
     def in_flight(self) -> int:
         """Steps submitted and not retired."""
         return len(self._flying)
+
+    def time_steps(self, on_span: OnSpan) -> None:
+        """From now on call on_span(label, start_ns, end_ns) for each step's time on the device, where it can tell."""
+        self._timer = step_timer(self.gpu, self._recorder, self._depth)
+        self._on_span = on_span
 
     def set_pages(self, slot: int, first: int, pages: Sequence[int]) -> None:
         """Write entries of a slot's page table, ahead of the next submit."""
@@ -131,7 +141,10 @@ class Runner:
             recorder.write(self._buffers.step.pointer, 0, table.address, table.bytes_used)
         if "sample_processed" in parts or "logprobs" in parts:
             self._draw.write_table(recorder)
-        index = recorder.submit(commands, before=before, after=[copy for copy, _ in after])
+        stamps = None if self._timer is None else self._timer.next
+        index = recorder.submit(commands, before=before, after=[copy for copy, _ in after], stamps=stamps)
+        if self._timer is not None and stamps is not None:
+            self._timer.submitted(stamps, f"{table.num_rows} rows")
         self.gpu.require()
         for _, (mapped, size) in after:
             mapped.request(size)
@@ -156,6 +169,9 @@ class Runner:
         if not all(mapped.ready for mapped, _ in flight.arrivals):
             raise DeviceLost("The graphics device stopped answering.")
         self._flying.popleft()
+        if self._timer is not None and self._on_span is not None:
+            for span in self._timer.collect():
+                self._on_span(span.label, span.start_ns, span.end_ns)
         tokens, *records = [mapped.take(size) for mapped, size in flight.arrivals]
         return Retired(
             tuple(memoryview(tokens).cast("I")[: flight.num_tokens]),

@@ -15,10 +15,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import c_size_t, c_uint32, c_uint64, c_void_p
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shaders.device import Buffer, Gpu, _address
 from shaders.kernel import Bound
+
+if TYPE_CHECKING:
+    from shaders.timestamps import Stamps
 
 Command = tuple[c_void_p | None, c_void_p, c_size_t, "ctypes.Array[c_uint32]", int, int, int]
 """(pipeline or None for the last one, bind group, number of offsets, offsets, x, y, z): see command()."""
@@ -135,12 +138,24 @@ class Recorder:
         self._commands = ffi.new("WGPUCommandBuffer[1]")
         self._cast = ffi.cast
 
-    def submit(self, commands: Sequence[Command], *, before: Sequence[Copy] = (), after: Sequence[Copy] = ()) -> int:
-        """Record copies, dispatches and copies in order; submit them and return the device's number for that."""
+    def submit(
+        self,
+        commands: Sequence[Command],
+        *,
+        before: Sequence[Copy] = (),
+        after: Sequence[Copy] = (),
+        stamps: Stamps | None = None,
+    ) -> int:
+        """Record copies, dispatches and copies in order; submit them and return the device's number for that.
+
+        With `stamps` the device notes when the dispatches began and ended.
+        """
         encoder: int = self._create_encoder(self._device, None)
         for copy in before:
             self._copy(encoder, copy.source, copy.source_offset, copy.target, copy.target_offset, copy.size)
-        self._record(encoder, commands)
+        self._record(encoder, commands, None if stamps is None else stamps.descriptor)
+        if stamps is not None:
+            stamps.record(encoder)
         for copy in after:
             self._copy(encoder, copy.source, copy.source_offset, copy.target, copy.target_offset, copy.size)
         recorded: int = self._finish(encoder, None)
@@ -154,8 +169,8 @@ class Recorder:
         self._release_commands(recorded)
         return index
 
-    def _record(self, encoder: int, commands: Sequence[Command]) -> None:
-        compute = c_void_p(self._begin_pass(encoder, None))
+    def _record(self, encoder: int, commands: Sequence[Command], descriptor: int | None) -> None:
+        compute = c_void_p(self._begin_pass(encoder, descriptor))
         set_pipeline, set_group, dispatch = self._set_pipeline, self._set_group, self._dispatch
         for pipeline, group, num_offsets, offsets, x, y, z in commands:
             if pipeline is not None:

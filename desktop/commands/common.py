@@ -7,10 +7,13 @@ bring numpy, the tokenizer and the GPU's library. Runs on the main thread.
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from desktop.commands import terminal
@@ -20,6 +23,7 @@ from engine.request import Delta, Request
 if TYPE_CHECKING:
     from engine.loading import LoadedModel, Loader, LoadOptions
     from engine.threaded import ThreadedEngine
+    from engine.trace import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,13 +43,20 @@ def loader() -> Loader:
 
 @contextmanager
 def session(args: argparse.Namespace) -> Iterator[Session]:
-    """An engine with the model of `args`, shut down on leaving. Raises ModelNotFound or ModelNotLoaded."""
+    """An engine with the model of `args`, shut down on leaving. Raises ModelNotFound or ModelNotLoaded.
+
+    With --trace (or INGLENOOK_TRACE) what its threads and the device did is written on leaving.
+    """
     options = load_options(args)
     from engine.generate import load_blocking
     from engine.threaded import ThreadedEngine
+    from engine.trace import start_trace
 
+    path = args.trace or os.environ.get("INGLENOOK_TRACE")
+    trace = start_trace(Path(path) if path else None)
+    load = partial(loader(), trace=trace) if trace.enabled else loader()
     line = terminal.LoadLine()
-    engine = ThreadedEngine(loader())
+    engine = ThreadedEngine(load, trace)
     try:
         try:
             model = load_blocking(engine, options, line)
@@ -55,6 +66,14 @@ def session(args: argparse.Namespace) -> Iterator[Session]:
         yield Session(engine=engine, model=model)
     finally:
         engine.shutdown()
+        _save(trace)
+
+
+def _save(trace: Trace) -> None:
+    try:
+        trace.save()
+    except OSError as error:
+        terminal.notice(f"The trace cannot be written: {error.strerror or error}. Give another --trace.")
 
 
 @contextmanager

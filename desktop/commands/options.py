@@ -40,6 +40,9 @@ def add_model(parser: argparse.ArgumentParser, *, context_option: bool = True) -
         metavar="MODEL",
         help="a .gguf file, a folder with a model, or the name of an installed one (default: the last one used)",
     )
+    parser.add_argument(
+        "--trace", metavar="FILE", help="write what threads and device did, for chrome://tracing or Perfetto"
+    )
     add_device(parser, context_option=context_option)
 
 

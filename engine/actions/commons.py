@@ -122,6 +122,8 @@ def submit_step(
             table.logits([sample.row for sample in samples])
             table.sample(samples)
         number = table.end_forward()
+        num_decode = len(plan.rows) - plan.num_prompt_rows
+        state.metrics.step_submitted(number, plan.num_prompt_rows, num_decode, started_at)
     except DeviceFailed:
         raise
     except Exception as error:

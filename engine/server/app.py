@@ -28,6 +28,7 @@ def build_app(engine: ThreadedEngine, settings: EndpointSettings, chat: ChatComp
     app = Starlette(
         routes=[
             Route("/health", models.health),
+            Route("/metrics", models.metrics),
             Route("/v1/models", models.all),
             Route("/v1/models/{name:path}", models.one),
             Route("/v1/chat/completions", chat, methods=["POST"]),
@@ -50,6 +51,13 @@ class _Models:
         """For supervisors, who have no key: says no more than whether a chat would be answered."""
         ready = self._engine.model is not None
         return json_response(Health("ok" if ready else "no model"), 200 if ready else 503)
+
+    async def metrics(self, request: Request) -> Response:
+        """The engine's counters as Prometheus reads them."""
+        from engine.exposition import exposition
+
+        body, content_type = exposition(self._engine.metrics)
+        return Response(body, media_type=content_type)
 
     async def all(self, request: Request) -> Response:
         model = self._engine.model

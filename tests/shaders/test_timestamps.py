@@ -1,8 +1,7 @@
 """Step times from the device: in order, within what the host saw, and no more of them in flight than there is room."""
 
 import time
-from collections.abc import Iterator, Sequence
-from ctypes import c_void_p
+from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
@@ -11,29 +10,11 @@ import pytest
 from shaders.device import Gpu
 from shaders.dispatch import Constants
 from shaders.kernel import KernelCache
-from shaders.recorder import Command, Recorder, command
-from shaders.timestamps import Stamps, StepTimer, _DeviceClock, step_timer
+from shaders.recorder import Recorder, command
+from shaders.timestamps import StepTimer, _DeviceClock, step_timer
 from tests.shaders.harness import giving_back
 
 DEPTH = 3
-
-
-class TimedRecorder(Recorder):
-    """A recorder whose passes carry stamps."""
-
-    def submit_timed(self, commands: Sequence[Command], stamps: Stamps | None) -> int:
-        self._stamps = stamps
-        return self.submit(commands)
-
-    def _record(self, encoder: int, commands: Sequence[Command]) -> None:
-        stamps, begin = self._stamps, self._begin_pass
-        self._begin_pass = lambda encoder, _: begin(encoder, None if stamps is None else c_void_p(stamps.descriptor))
-        try:
-            super()._record(encoder, commands)
-        finally:
-            self._begin_pass = begin
-        if stamps is not None:
-            stamps.record(encoder)
 
 
 class Setup:
@@ -44,7 +25,7 @@ class Setup:
         shape = Constants(gpu).shape(x_stride=16, y_stride=16)
         add = kernels.get("add").bind({"shape": shape, "x": self.x, "y": self.y})
         self.commands = [command(add, (1, 1, 1))] * 8
-        self.recorder = TimedRecorder(gpu)
+        self.recorder = Recorder(gpu)
         timer = step_timer(gpu, self.recorder, DEPTH)
         if timer is None:
             pytest.skip("this device has no timestamps")
@@ -52,7 +33,7 @@ class Setup:
 
     def step(self, label: str) -> int:
         stamps = self.timer.next
-        index = self.recorder.submit_timed(self.commands, stamps)
+        index = self.recorder.submit(self.commands, stamps=stamps)
         if stamps is not None:
             self.timer.submitted(stamps, label)
         return index
