@@ -207,7 +207,7 @@ def _prompt_ids(question: Question) -> list[int]:
     from models.chat_template import Message
 
     messages = [Message(role=role, content=content) for role, content in question.turns]
-    return question.model.chat_template.prompt_ids(messages, question.model.tokenizer)
+    return question.model.chat_template.prompt_ids(messages, question.model.tokenizer, answers=question.model.answers)
 
 
 def _sentence(error: Exception) -> str:

@@ -6,12 +6,13 @@ Knows no file format and no GPU; engine/loader.py does. The values cross threads
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
 from engine.config import Mode
 from engine.function_table import FunctionTable
+from models.answer_memory import AnswerMemory
 from models.chat_template import ChatTemplate
 from models.tokenizer import Tokenizer
 
@@ -61,6 +62,7 @@ class LoadedModel:
     tokenizer: Tokenizer
     chat_template: ChatTemplate
     table: FunctionTable
+    answers: AnswerMemory = field(default_factory=AnswerMemory)
 
 
 class Loader(Protocol):

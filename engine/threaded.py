@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from engine.emission import Emission
@@ -24,6 +24,7 @@ from engine.instructions import AbortRequest, AddRequest, Instruction, Load, Loa
 from engine.loading import LoadCancelled, LoadedModel, Loader, LoadOptions
 from engine.metrics import EngineMetrics
 from engine.open_request import OpenRequest
+from engine.remembering import remembering
 from engine.request import Delta, FinishReason, Request
 from engine.stream_back import Stream, StreamBack
 from engine.trace import OFF, Trace
@@ -101,6 +102,7 @@ class ThreadedEngine:
 
     def add_request(self, request: Request, on_delta: Callable[[Delta], None]) -> None:
         """Queue a request. Whatever is wrong with it arrives as a delta with finish_reason "error"."""
+        on_delta = remembering(on_delta, self._remember)
         stream = Stream(on_delta, partial(self._abort_broken, request.request_id), request.n)
         if not self._put(AddRequest(request, stream, time.perf_counter())):
             stream.deliver(Emission(request.request_id, finish_reason="error", error=_SHUT_DOWN))
@@ -138,6 +140,12 @@ class ThreadedEngine:
             number = self._last_load
         if not self._put(Load(options, on_event, number)):
             on_event(LoadFailed(_SHUT_DOWN, cancelled=True))
+
+    def _remember(self, text: str, tokens: Sequence[int]) -> None:
+        """On the stream-back thread. An answer cut at a stop string has tokens that its text has not: of no use."""
+        model = self._model
+        if model is not None and tokens and model.tokenizer.decode(tokens) == text:
+            model.answers.remember(text, tokens)
 
     def _abort_broken(self, request_id: str, stream: Stream) -> None:
         self._put(AbortRequest(request_id, stream))

@@ -14,6 +14,7 @@ from typing import Literal, TypedDict
 
 import minijinja
 
+from models.answer_memory import AnswerMemory
 from models.errors import TemplateError, shown
 from models.prompt_guard import PromptGuard
 from models.tokenizer import Tokenizer, whole_characters
@@ -104,8 +105,11 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         variables: Mapping[str, object] | None = None,
+        answers: AnswerMemory | None = None,
     ) -> list[int]:
         """Token ids of the prompt: the template's own control tokens become ids, text in the messages never does.
+
+        Where `answers` knows an assistant's text, its tokens are used as the model wrote them.
 
         `messages` hold `Message`s, or what a template reads beyond them (`tool_calls`, `reasoning_content`) as JSON
         values; `variables` are further names for the template, such as `tools`. The noncharacters U+FDD0 and U+FDD1 are
@@ -115,9 +119,17 @@ class ChatTemplate:
         protected = [_protected_message(guard, message) for message in messages]
         extra = {name: guard.protect(value) for name, value in (variables or {}).items()}
         rendered = self.render(protected, add_generation_prompt=add_generation_prompt, variables=extra)
+        known = _known_answers(messages, answers)
         ids: list[int] = []
         for piece in guard.cut(rendered):
-            ids.extend([piece] if isinstance(piece, int) else tokenizer.encode(piece, bos=False))
+            if isinstance(piece, int):
+                ids.append(piece)
+            elif known and piece.endswith(known[0][0]):
+                text, tokens = known.pop(0)
+                ids += tokenizer.encode(piece.removesuffix(text), bos=False)
+                ids += tokens
+            else:
+                ids += tokenizer.encode(piece, bos=False)
         if tokenizer.add_bos and tokenizer.bos_id is not None and ids[:1] != [tokenizer.bos_id]:
             ids.insert(0, tokenizer.bos_id)
         return ids
@@ -176,6 +188,20 @@ class _Refusal(Exception):
 
 def _refuse(message: object = "") -> str:
     raise _Refusal(shown(str(message)))
+
+
+def _known_answers(
+    messages: Sequence[Mapping[str, object]], answers: AnswerMemory | None
+) -> list[tuple[str, tuple[int, ...]]]:
+    """The assistant's texts whose tokens are known, in the order in which the prompt will have them."""
+    found: list[tuple[str, tuple[int, ...]]] = []
+    for message in messages if answers is not None else ():
+        content = message.get("content")
+        if answers is not None and message.get("role") == "assistant" and isinstance(content, str):
+            tokens = answers.recall(content)
+            if tokens is not None:
+                found.append((content, tokens))
+    return found
 
 
 def _protected_message(guard: PromptGuard, message: Mapping[str, object]) -> Mapping[str, object]:

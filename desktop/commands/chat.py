@@ -78,7 +78,7 @@ class Conversation:
         model = self.session.model
         request = Request(
             request_id=common.new_request_id(),
-            prompt_ids=tuple(model.chat_template.prompt_ids(asked, model.tokenizer)),
+            prompt_ids=tuple(model.chat_template.prompt_ids(asked, model.tokenizer, answers=model.answers)),
             sampling=options.sampling(self.args),
             max_tokens=self.args.max_tokens,
             stop=self.stop,

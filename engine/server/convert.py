@@ -81,7 +81,7 @@ def _asked(wire: ChatRequest, model: LoadedModel) -> Asked:
     _refuse_what_is_missing(wire)
     messages = _messages(wire.messages)
     _check_length(messages, model)
-    prompt_ids = tuple(model.chat_template.prompt_ids(messages, model.tokenizer))
+    prompt_ids = tuple(model.chat_template.prompt_ids(messages, model.tokenizer, answers=model.answers))
     if len(prompt_ids) >= model.context_length:
         raise ContextTooLong(
             f"This conversation has {len(prompt_ids)} tokens; the context holds {model.context_length}. "
