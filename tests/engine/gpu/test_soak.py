@@ -1,6 +1,7 @@
 """SmolLM2 under sixteen callers at once, with memory for two or three of their prompts: everybody gets a whole answer.
 
-What each caller asks is drawn from a fixed seed; who meets whom in a step is not, and must not matter.
+What each caller asks is drawn from a fixed seed; who meets whom in a step, and who has to give way, is not, and must
+not matter. (Giving way is forced in test_serving.py.)
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from engine.loading import LoadedModel, LoadOptions
 from engine.request import GREEDY, Delta, Request, SamplingParams, TokenLogprobs
 from engine.threaded import ThreadedEngine
 from models.tokenizer import Tokenizer
+from tests.engine.gpu.conftest import read_goldens
 
 NUM_THREADS = 16
 CONTEXT = 256
-POOL_TOKENS = 320
+POOL_TOKENS = 256
 SLOTS = 6
 STOPS = ("e", " the", "\n", "ing", ".", "tion", "zq")
 FLAT_BYTES = 64 << 20
@@ -59,13 +61,13 @@ class Outcome:
 
 def make_jobs(count: int, vocab_size: int, seed: int) -> list[Job]:
     draw = random.Random(seed)
-    beginnings = [[draw.randrange(3, vocab_size) for _ in range(100)] for _ in range(4)]
+    beginnings = [golden.ids for golden in read_goldens().values()]
     return [_make_job(index, draw, beginnings, vocab_size) for index in range(count)]
 
 
 def _make_job(index: int, draw: random.Random, beginnings: list[list[int]], vocab_size: int) -> Job:
     length = min(draw.randint(1, 120), draw.randint(1, 120))
-    prompt = draw.choice(beginnings)[: draw.choice([0, length // 2, length])]
+    prompt = draw.choice(beginnings)[: draw.choice([0, length, length])]
     prompt = prompt + [draw.randrange(3, vocab_size) for _ in range(length - len(prompt))]
     sampling = GREEDY
     if draw.random() < 0.6:
@@ -88,7 +90,7 @@ def _make_job(index: int, draw: random.Random, beginnings: list[list[int]], voca
         request_id=f"soak-{index}",
         prompt_ids=tuple(prompt[:CONTEXT]),
         sampling=sampling,
-        max_tokens=draw.randint(1, 24),
+        max_tokens=max(draw.randint(1, 24), draw.randint(1, 24)),
         stop=tuple(draw.sample(STOPS, draw.randint(1, 3))) if draw.random() < 0.3 else (),
         stop_ids=(draw.randrange(vocab_size), 28, 30) if draw.random() < 0.1 else (),
         ignore_eos=draw.random() < 0.1,
@@ -301,8 +303,6 @@ def check_alone(engine: ThreadedEngine, outcomes: list[Outcome], tokenizer: Toke
 
 def test_sixteen_callers_and_memory_for_two(engine: ThreadedEngine, model: LoadedModel) -> None:
     outcomes = call_all(engine, make_jobs(60, model.table.limits.vocab_size, seed=3), 240.0)
-    assert engine._engine is not None
-    assert engine._engine.state.num_preempted > 0, "there was memory for everybody"
     for outcome in outcomes:
         check(outcome, model.tokenizer)
     if model.software_adapter:
