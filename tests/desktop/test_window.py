@@ -306,7 +306,7 @@ def test_events_are_gathered_and_the_clock_rests_when_nothing_is_expected(ready)
 
 
 def test_a_prompt_that_cannot_be_built_is_an_error_on_the_stream(ready) -> None:
-    def refuse(_messages: object, _tokenizer: object) -> list[int]:
+    def refuse(_messages: object, _tokenizer: object, *, answers: object) -> list[int]:
         raise ValueError("The template refuses this chat. Start a new one.")
 
     ready.session.model.chat_template.prompt_ids = refuse

@@ -164,7 +164,7 @@ def test_unknown_names_say_the_way_out(name: str) -> None:
 def test_nothing_at_all() -> None:
     assert library.starter() is None
     assert library.installed() == []
-    assert "inglenook pull" in refusal(None)
+    assert "path of a .gguf file" in refusal(None)
 
 
 def test_last_used_comes_first(own_home: Path) -> None:
