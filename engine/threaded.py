@@ -338,6 +338,7 @@ class ThreadedEngine:
             try:
                 self._engine.end_all(reason, error)
             except Exception:
+                # The books themselves are wrong: the callers are told below all the same, and the thread lives on.
                 logger.exception("The ledger is damaged; the model is unloaded")
                 damaged, self._model, self._engine = self._model, None, None
                 if damaged is not None:

@@ -162,4 +162,5 @@ def _call(sequence: RequestState, call: Callable[[], None]) -> None:
     except DeviceFailed:
         raise
     except Exception as error:
+        # Whatever a table raises here is about this sequence alone.
         raise StepFailed([sequence], error) from error
