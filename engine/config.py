@@ -121,6 +121,7 @@ def resolve(config: EngineConfig, model: ModelFacts, device: DeviceFacts) -> tup
         max_samples=samples,
         max_slots=slots,
         num_pages=num_pages,
+        page_bytes=model.page_bytes,
         max_in_flight=MAX_IN_FLIGHT,
     )
     return limits, Estimate(model.weight_bytes, num_pages * model.page_bytes, working)

@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 
-from engine.fake_table import FakeTable, Fault, NextToken
+from engine.fake_table import PAGE_BYTES, FakeTable, Fault, NextToken
 from engine.function_table import PAGE_SIZE, TableLimits
 from engine.loading import LoadCancelled, LoadedModel, Loader, LoadOptions, LoadProgress
 from models.chat_template import ChatTemplate
@@ -64,6 +64,7 @@ def fake_loader(
             max_samples=8,
             max_slots=8,
             num_pages=4 * -(-context // PAGE_SIZE),
+            page_bytes=PAGE_BYTES,
         )
         next_token = _reciter(len(pieces), tokenizer.eos_id or 0, endless)
         return LoadedModel(

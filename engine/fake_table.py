@@ -12,15 +12,22 @@ ValueError stands for "an invalid dispatch". Any one thread at a time may call i
 
 from __future__ import annotations
 
+import struct
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from engine.function_table import FROM_DEVICE, PAGE_SIZE, RetiredStep, Row, Sample, TableLimits
+from engine.function_table import FROM_DEVICE, MAX_MOVED_PAGES, PAGE_SIZE, RetiredStep, Row, Sample, TableLimits
 from engine.request import TokenLogprobs
 
 _MODULUS = 2**31 - 1
+
+_CELL = struct.Struct("<iii")
+_NO_CELL = (-1, 0, 0)
+PAGE_BYTES = PAGE_SIZE * _CELL.size
+
+_COMPLETE = (["embed", "layers"], ["embed", "layers", "logits", "sample"], ["load_pages"], ["save_pages"])
 
 NextToken = Callable[[int, int], int]
 """(hash of the sequence, its last token) -> the token that follows."""
@@ -67,6 +74,7 @@ def small_limits(
         max_samples=max_samples,
         max_slots=max_slots,
         num_pages=num_pages,
+        page_bytes=PAGE_BYTES,
         max_in_flight=max_in_flight,
     )
 
@@ -88,6 +96,8 @@ class _Step:
     samples: Sequence[Sample] = ()
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs | None, ...] = ()
+    moved: Sequence[int] = ()
+    data: bytes = b""
     done_at: float = 0.0
     calls: list[str] = field(default_factory=list)
 
@@ -122,6 +132,7 @@ class FakeTable:
         self.counted: dict[int, int] = {}
         """Slot -> tokens that its penalties know of."""
         self.num_copied = 0
+        self.num_loaded = 0
         self.num_rows = 0
         self._recording: _Step | None = None
         self._in_flight: deque[_Step] = deque()
@@ -192,6 +203,14 @@ class FakeTable:
         _require(len(set(targets)) == len(targets), "two copies to one page")
         step.copies = pairs
 
+    def load_pages(self, pages: Sequence[int], data: bytes) -> None:
+        step = self._move("load_pages", pages)
+        _require(len(data) == PAGE_BYTES * len(pages), f"{len(data)} bytes for {len(pages)} pages")
+        step.data = data
+
+    def save_pages(self, pages: Sequence[int]) -> None:
+        self._move("save_pages", pages)
+
     def embed(self, rows: Sequence[Row]) -> None:
         step = self._record("embed", after=())
         _require(0 < len(rows) <= self._limits.max_rows, f"{len(rows)} rows")
@@ -228,9 +247,13 @@ class FakeTable:
     def end_forward(self) -> int:
         self._meet("end_forward")
         step = self._recording
-        if step is None or step.calls not in (["embed", "layers"], ["embed", "layers", "logits", "sample"]):
+        if step is None or step.calls not in _COMPLETE:
             raise ValueError("the step is not complete")
         self._recording = None
+        if step.calls == ["load_pages"]:
+            self._load(step)
+        elif step.calls == ["save_pages"]:
+            step.data = b"".join(map(self._page_as_bytes, step.moved))
         writers = {row.slot for row in step.rows}
         for source, target in step.copies:
             self._copy(source, target, writers)
@@ -255,7 +278,8 @@ class FakeTable:
             time.sleep(max(0.0, step.done_at - time.perf_counter()))
         self._in_flight.popleft()
         self._meet("retire", self.last_retired)
-        return RetiredStep(self.last_retired, step.tokens, step.logprobs)
+        saved = step.data if step.calls == ["save_pages"] else b""
+        return RetiredStep(self.last_retired, step.tokens, step.logprobs, saved)
 
     def close(self) -> None:
         self._in_flight.clear()
@@ -268,6 +292,27 @@ class FakeTable:
             raise ValueError(f"{call} out of order")
         step.calls.append(call)
         return step
+
+    def _move(self, call: str, pages: Sequence[int]) -> _Step:
+        step = self._record(call, after=())
+        _require(not step.copies, "a step that moves pages does nothing else")
+        _require(0 < len(set(pages)) == len(pages) <= MAX_MOVED_PAGES, f"{len(pages)} pages to be moved")
+        for page in pages:
+            _require(0 <= page < self._limits.num_pages, f"page {page}")
+        step.moved = pages
+        return step
+
+    def _load(self, step: _Step) -> None:
+        cells = list(_CELL.iter_unpack(step.data))
+        for index, page in enumerate(step.moved):
+            self._spoil(page, -1)
+            for offset, cell in enumerate(cells[index * PAGE_SIZE : (index + 1) * PAGE_SIZE]):
+                self._cells[page * PAGE_SIZE + offset] = cell
+        self.num_loaded += len(step.moved)
+
+    def _page_as_bytes(self, page: int) -> bytes:
+        cells = (self._cells.get(page * PAGE_SIZE + offset, _NO_CELL) for offset in range(PAGE_SIZE))
+        return b"".join(_CELL.pack(*cell) for cell in cells)
 
     def _draw(self, step: _Step, written: list[tuple[int, int]]) -> None:
         tokens: list[int] = []
@@ -295,7 +340,7 @@ class FakeTable:
             self._verify(slot, position)
         before = 0
         if position:
-            found, before, _ = self._cells.get(self._cell(slot, position - 1), (-1, 0, 0))
+            found, before, _ = self._cells.get(self._cell(slot, position - 1), _NO_CELL)
             _require(found == position - 1, f"position {position} follows nothing")
         token = self._device_token[slot] if row.token == FROM_DEVICE else row.token
         cell = self._cell(slot, position)
@@ -329,7 +374,7 @@ class FakeTable:
         self._unverified.discard(slot)
         state = 0
         for position in range(count):
-            cell = self._cells.get(self._cell(slot, position), (-1, 0, 0))
+            cell = self._cells.get(self._cell(slot, position), _NO_CELL)
             state = fold(state, cell[2])
             _require(cell[:2] == (position, state), f"position {count} follows nothing")
 

@@ -8,6 +8,10 @@ from retire(), oldest step first. A sampled token is fed to the sequence's next 
 token the host does not know yet says FROM_DEVICE.
 
     begin_forward  [copy_pages]  embed(rows)  prefill() | decode()  [logits(rows)  [sample(samples)]]  end_forward
+    begin_forward  load_pages | save_pages  end_forward
+
+A step of the second kind moves whole pages between device and host and computes nothing. It is a step like any other:
+what it loads may be read by every later one, and what it saves arrives when it retires.
 """
 
 from __future__ import annotations
@@ -24,6 +28,9 @@ PAGE_SIZE = 16
 
 MAX_IN_FLIGHT = 4
 """Steps that may be submitted and not yet retired."""
+
+MAX_MOVED_PAGES = 4
+"""Pages that one step may load or save."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +65,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableLimits:
-    """What one loaded model can hold, complete: nothing here is optional."""
+    """What one loaded model can hold, complete: nothing here is optional. page_bytes: one page, in every layer."""
 
     vocab_size: int
     context_length: int
@@ -66,6 +73,7 @@ class TableLimits:
     max_samples: int
     max_slots: int
     num_pages: int
+    page_bytes: int
     max_in_flight: int = MAX_IN_FLIGHT
 
 
@@ -73,12 +81,14 @@ class TableLimits:
 class RetiredStep:
     """A step that the device has finished: its number and one token per Sample, in their order.
 
-    logprobs is empty, or has an entry per Sample: None where its top_logprobs is None.
+    logprobs is empty, or has an entry per Sample: None where its top_logprobs is None. pages is what save_pages() asked
+    for, page after page.
     """
 
     step: int
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprobs | None, ...] = ()
+    pages: bytes = b""
 
 
 class FunctionTable(Protocol):
@@ -116,6 +126,17 @@ class FunctionTable(Protocol):
 
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole pages (source, target) in every layer, ahead of this step's rows."""
+        ...
+
+    def load_pages(self, pages: Sequence[int], data: bytes) -> None:
+        """Fill whole pages, at most MAX_MOVED_PAGES, with what save_pages() once brought: [pages, page_bytes]."""
+        ...
+
+    def save_pages(self, pages: Sequence[int]) -> None:
+        """Bring whole pages, at most MAX_MOVED_PAGES, to the host as they are after all earlier steps.
+
+        Their bytes mean something to a table of the same model, key-value type and device alone.
+        """
         ...
 
     def embed(self, rows: Sequence[Row]) -> None: ...

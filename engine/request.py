@@ -76,7 +76,8 @@ class Request:
     n answers share the prompt; answer i draws with seed + i. logprobs asks for the logprob of each token and of so many
     likelier ones, from the raw distribution (before bias, penalties and temperature); prompt_logprobs the same of the
     prompt. deadline_s ends the request with an error that long after it arrived. use_cache False neither reads nor
-    leaves anything in the prefix cache; pin keeps the prompt in it until the engine is reset.
+    leaves anything in the prefix cache; pin keeps the prompt in it until the engine is reset. persist False leaves
+    nothing on disk; chat names the conversation, so that what is kept of it can be forgotten with it.
     """
 
     request_id: str
@@ -92,6 +93,8 @@ class Request:
     deadline_s: float | None = None
     use_cache: bool = True
     pin: bool = False
+    persist: bool = True
+    chat: str | None = None
 
     def __post_init__(self) -> None:
         _require(len(self.prompt_ids) > 0, "prompt", "no tokens", "at least one token")

@@ -96,6 +96,7 @@ def loaded_model(
     name: str = "SmolLM2 135M", adapter: str = "Radeon 780M Graphics", software: bool = False, context: int = 8192
 ) -> LoadedModel:
     """A model whose template makes one token of every character."""
+
     def prompt_ids(messages: list[dict[str, str]], _tokenizer: object, *, answers: object) -> list[int]:
         return [ord(char) for message in messages for char in message["content"]]
 

@@ -1,6 +1,5 @@
 """What a benchmark asks of a table, and the arithmetic on what it gets. The numbers are a machine's affair."""
 
-
 import pytest
 
 from engine import bench
