@@ -20,6 +20,7 @@ from engine.open_request import OpenRequest, open_request
 from engine.request import FinishReason, Request, TokenLogprobs
 from engine.request_state import RequestState, Vocabulary
 from engine.state import EngineState, InFlightStep
+from engine.tiers.store import KvStore
 from engine.trace import OFF, Trace
 
 logger = logging.getLogger(__name__)
@@ -40,16 +41,17 @@ class Engine:
         clock: Callable[[], float] = time.perf_counter,
         metrics: EngineMetrics | None = None,
         trace: Trace = OFF,
+        store: KvStore | None = None,
     ) -> None:
-        self.state = EngineState(table, vocabulary, clock, metrics, trace)
+        self.state = EngineState(table, vocabulary, clock, metrics, trace, store)
         self._actions = default_actions()
         self._num_idle = 0
         self._deadlines: list[tuple[float, str]] = []
 
     @property
     def has_work(self) -> bool:
-        """Whether step() has anything to do: open requests, or steps whose memory is still to be taken back."""
-        return bool(self.state.ledger or self.state.in_flight)
+        """Whether step() has anything to do: open requests, steps to be retired, pages to be kept."""
+        return bool(self.state.ledger or self.state.in_flight or self.state.saver.num_queued)
 
     def add_request(self, request: Request, arrived: float | None = None) -> None:
         """Queue a request; `arrived` (the clock's seconds) is when its caller asked. Raises RequestRejected."""
@@ -75,8 +77,20 @@ class Engine:
         for opened in list(self.state.ledger.values()):
             self.state.end(opened, reason, error)
 
+    def save_rest(self, timeout_s: float) -> None:
+        """Bring what is still to be kept from the device, where that takes no longer. Raises as step() does."""
+        state, deadline = self.state, time.monotonic() + timeout_s
+        while state.saver.num_queued or any(step.saving for step in state.in_flight):
+            if time.monotonic() > deadline:
+                state.saver.release_held()
+                break
+            self.step()
+
     def clear_cache(self) -> None:
-        """Forget every prompt and answer that is kept for later, pinned ones too."""
+        """Forget every prompt and answer that is kept for later in memory, pinned ones too. The disk is left alone."""
+        self.state.saver.release_held()
+        if self.state.store is not None:
+            self.state.store.clear_host()
         self.state.cache.clear(self.state.table.last_submitted)
 
     def detach(self) -> list[OpenRequest]:
@@ -84,6 +98,7 @@ class Engine:
 
         Tokens in flight are given up; they are drawn again as they were. This engine must not be used any more.
         """
+        self.state.restorer.close()
         carried = list(self.state.ledger.values())
         self.state.ledger.clear()
         for opened in carried:
@@ -141,6 +156,8 @@ class Engine:
             self._num_idle = 0
         elif state.in_flight:
             self._retire_oldest(wait=True)
+        elif state.restorer.is_waiting:
+            state.restorer.wait()
         elif state.ledger:
             self._num_idle += 1
             state.forget_blocked()
@@ -183,15 +200,23 @@ class Engine:
         logger.error("A step's tokens could not be read", exc_info=error)
         lost = state.in_flight[0]
         state.retired(lost.number)
+        if lost.saving is not None:
+            state.saver.lost(lost.saving)
         state.fail(lost.participants, "The answer could not be read back from the GPU. Send the message again.")
 
     def _commit(self, step: InFlightStep, retired: RetiredStep) -> None:
         """Commit a retired step's tokens and post-process their requests. Tokens of finished requests are dropped."""
         state = self.state
         now = state.clock()
-        depth = max((end for _, end in step.chunks), default=0)
-        state.pacer.note(now - max(step.started_at, state.last_retired_at), step.num_prompt_rows, depth)
+        seconds = now - max(step.started_at, state.last_retired_at)
         state.last_retired_at = now
+        if step.saving is not None:
+            state.saver.arrived(step.saving, retired.pages, seconds)
+        if not step.computes:
+            return
+        state.saver.time_passed(seconds)
+        depth = max((end for _, end in step.chunks), default=0)
+        state.pacer.note(seconds, step.num_prompt_rows, depth)
         num_drawn = len(step.drawing)
         logprobs = retired.logprobs or (None,) * len(retired.tokens)
         if not num_drawn + len(step.scored) == len(retired.tokens) == len(logprobs):
@@ -219,6 +244,8 @@ class Engine:
         state = self.state
         sequence.num_retired = end
         state.memory.remember(sequence)
+        if end == sequence.num_target:
+            state.saver.note(sequence)
         if sequence.request.pin and not sequence.index and end >= sequence.num_prompt:
             state.pin(sequence)
 

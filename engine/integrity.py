@@ -40,7 +40,7 @@ def _check_memory(state: EngineState, admitted: list[RequestState]) -> None:
     state.slots.recount(sequence.slot for sequence in admitted)
     held = [page for sequence in admitted for page in sequence.pages]
     held += [sequence.copy[0] for sequence in admitted if sequence.copy is not None]
-    state.pages.recount([*held, *state.cache.pages_held()])
+    state.pages.recount([*held, *state.cache.pages_held(), *state.saver.pages_held()])
     state.cache.check_integrity()
     assert state.cache.num_pinned <= state.limits.num_pages // 2, "too much is pinned"
 

@@ -6,6 +6,7 @@ frees carries the number of the last submitted step. Only the engine's backgroun
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 from engine.function_table import PAGE_SIZE, FunctionTable
@@ -24,6 +25,8 @@ class Memory:
         self.pages = Pool(table.limits.num_pages)
         self.slots = Pool(table.limits.max_slots)
         self.cache = PrefixCache(self.pages)
+        self.release_held: Callable[[], bool] = lambda: False
+        """Asks those who hold pages that they can do without; False if nobody does."""
 
     def start(self, sequence: RequestState, num_scored: int | None) -> Outcome:
         """Give a sequence a slot and the pages of its known tokens, as many as possible from the cache or its root.
@@ -43,11 +46,10 @@ class Memory:
 
     def make_room(self, count: int) -> bool:
         """Whether `count` pages are free now; evicts what is missing if that can help."""
-        pages = self.pages
-        short = count - pages.num_free - pages.num_leaving
-        if 0 < short <= self.cache.num_pages:
-            self.cache.evict(short, self._table.last_submitted)
-        return pages.num_free >= count
+        self._evict_for(count)
+        if not self.is_coming(count) and self.release_held():
+            self._evict_for(count)
+        return self.pages.num_free >= count
 
     def is_coming(self, count: int) -> bool:
         """Whether `count` pages are free or leaving."""
@@ -75,6 +77,11 @@ class Memory:
         if sequence.copy is not None:
             self.pages.release([sequence.copy[0]], self._table.last_submitted)
             sequence.copy = None
+
+    def _evict_for(self, count: int) -> None:
+        short = count - self.pages.num_free - self.pages.num_leaving
+        if 0 < short <= self.cache.num_pages:
+            self.cache.evict(short, self._table.last_submitted)
 
     def _find(self, sequence: RequestState, tokens: list[int], num_scored: int | None) -> tuple[Match, bool]:
         """What need not be computed, and whether retired steps did it; the last token always is, to draw from it."""

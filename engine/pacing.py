@@ -40,13 +40,19 @@ class Pacer:
 
         At a depth not met yet, as at the nearest one that was.
         """
-        if not self._row_s:
+        row_s = self.row_seconds(depth)
+        if row_s is None:
             return min(_FIRST_ROWS, self._max_rows)
-        bucket = depth // _DEPTH
-        row_s = self._row_s[min(self._row_s, key=lambda known: abs(known - bucket))]
         fitting = (_TARGET_S - self._base_s) / row_s if row_s > 0.0 else float(self._max_rows)
         rows = int(min(fitting, self._max_rows)) // MIN_ROWS * MIN_ROWS
         return min(max(rows, MIN_ROWS), self._max_rows)
+
+    def row_seconds(self, depth: int) -> float | None:
+        """Seconds that a prompt row takes at this depth, or at the nearest one that was met; None before the first."""
+        if not self._row_s:
+            return None
+        bucket = depth // _DEPTH
+        return self._row_s[min(self._row_s, key=lambda known: abs(known - bucket))]
 
 
 def _average(average: float, value: float) -> float:

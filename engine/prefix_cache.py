@@ -77,12 +77,18 @@ class PrefixCache:
         return Match(pages, -1, start)
 
     def insert(self, tokens: Sequence[int], pages: Sequence[int], last_submitted: int) -> None:
-        """Keep the pages that hold these tokens, where the tree has none for them; the caller keeps its references."""
+        """Keep the pages that hold these tokens, where the tree has none for them; the caller keeps its references.
+
+        A page of -1 is one that the caller has not; where the tree has not either, what follows is not kept.
+        """
         self._clock += 1
         node = self._root
         for index in range(-(-len(tokens) // PAGE_SIZE)):
             edge = tuple(tokens[index * PAGE_SIZE : (index + 1) * PAGE_SIZE])
-            node = self._place(node, edge, pages[index], last_submitted)
+            following = self._step(node, edge) if pages[index] < 0 else None
+            if following is None and pages[index] < 0:
+                break
+            node = following or self._place(node, edge, pages[index], last_submitted)
             node.last_used = self._clock
         if node is not self._root:
             self._queue(node)
@@ -190,6 +196,11 @@ class PrefixCache:
                 return True
             node = node.parent
         return False
+
+    def _step(self, node: _Node, edge: Edge) -> _Node | None:
+        """The child at exactly this edge."""
+        at = bisect_left(node.edges, edge)
+        return node.children[at] if at < len(node.edges) and node.edges[at] == edge else None
 
     def _place(self, node: _Node, edge: Edge, page: int, last_submitted: int) -> _Node:
         """The child that holds this edge: found, lengthened, or new."""

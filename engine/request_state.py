@@ -71,6 +71,8 @@ class RequestState:
     has_started: bool = False
     """Its whole prompt was submitted once, so that others may fork from it."""
     overtaken: int = 0
+    restored: bool = False
+    """What the tiers below the device have of it was looked for."""
     num_drawn: int = 0
     committed: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -122,7 +124,7 @@ class RequestState:
 
     def forget_device(self) -> None:
         """The device is gone and all that it held: only what was committed counts. No inverse."""
-        self.slot, self.pages, self.copy = -1, [], None
+        self.slot, self.pages, self.copy, self.restored = -1, [], None, False
         self.num_target = self.num_prefilled = self.num_retired = self.last_step = 0
         self.num_drawn = len(self.committed)
 

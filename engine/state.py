@@ -44,6 +44,9 @@ from engine.open_request import OpenRequest
 from engine.pacing import Pacer
 from engine.request import FinishReason, TokenLogprobs
 from engine.request_state import RequestState, Vocabulary, arrival_order
+from engine.restoring import Restorer
+from engine.saving import Saver, Saving
+from engine.tiers.store import KvStore
 from engine.trace import OFF, Trace
 
 logger = logging.getLogger(__name__)
@@ -64,6 +67,9 @@ class InFlightStep:
     scored: list[RequestState]
     num_prompt_rows: int
     started_at: float
+    saving: Saving | None = None
+    computes: bool = True
+    """Not so for a step that only moves pages between the device and the host; `saving` says what it reads."""
 
 
 class EngineState:
@@ -76,8 +82,10 @@ class EngineState:
         clock: Callable[[], float] = time.perf_counter,
         metrics: EngineMetrics | None = None,
         trace: Trace = OFF,
+        store: KvStore | None = None,
     ) -> None:
         self.table = table
+        self.store = store
         self.metrics = metrics or EngineMetrics()
         self.trace = trace
         self.limits = table.limits
@@ -93,6 +101,9 @@ class EngineState:
         self.slots = self.memory.slots
         self.cache = self.memory.cache
         self.pacer = Pacer(self.limits.max_rows)
+        self.saver = Saver(store, self.pages, table)
+        self.restorer = Restorer(store, self.memory, self.pacer)
+        self.memory.release_held = self.saver.release_held
         self.in_flight: deque[InFlightStep] = deque()
         self.last_retired_at = 0.0
         self.decode_owed = False
@@ -127,6 +138,11 @@ class EngineState:
     def forget_blocked(self) -> None:
         """Try again whatever happened."""
         self._blocked = ()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether somebody waits for tokens that can be computed now."""
+        return bool(self.running or self.prefilling or (self.waiting and not self.is_blocked()))
 
     def is_blocked(self) -> bool:
         """Whether all is as it was at the last note_blocked()."""
@@ -165,6 +181,7 @@ class EngineState:
         """Take its memory, and let it wait at its place; what is in flight of it still counts."""
         self._place_of(sequence).remove(sequence)
         self.memory.let_go(sequence, keep=True)
+        sequence.restored = False
         insort(self.waiting, sequence, key=_order)
         self.num_preempted += 1
         self.metrics.preempted()
@@ -315,6 +332,8 @@ class EngineState:
         sequence.finish_reason = reason
         if sequence.slot >= 0:
             # What was computed by a step that went wrong is nothing to build on.
+            if reason != "error":
+                self.saver.note(sequence)
             self.memory.let_go(sequence, keep=reason != "error")
 
     def _logprobs(

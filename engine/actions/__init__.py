@@ -8,10 +8,15 @@ from __future__ import annotations
 from engine.actions.base import EngineAction, StepFailed
 from engine.actions.batch_decode import BatchDecode
 from engine.actions.new_request_prefill import NewRequestPrefill
+from engine.actions.restore_pages import RestorePages
+from engine.actions.save_pages import SavePages
 
 __all__ = ["EngineAction", "StepFailed", "default_actions"]
 
 
 def default_actions() -> tuple[EngineAction, ...]:
-    """Prompts first, then decoding; NewRequestPrefill steps aside where that would stall a running stream."""
-    return (NewRequestPrefill(), BatchDecode())
+    """What is quick and makes others quicker first, then prompts, then decoding.
+
+    RestorePages and NewRequestPrefill step aside where they would stall a running stream, SavePages for anybody.
+    """
+    return (RestorePages(), SavePages(), NewRequestPrefill(), BatchDecode())

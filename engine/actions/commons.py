@@ -12,6 +12,7 @@ from engine.actions.base import StepFailed
 from engine.errors import DeviceFailed
 from engine.function_table import PAGE_SIZE, Row, Sample
 from engine.request_state import RequestState
+from engine.saving import Saving
 from engine.state import EngineState, InFlightStep
 
 MAX_OVERTAKEN = 8
@@ -62,6 +63,8 @@ def admit_waiting(state: EngineState) -> None:
             return
         if num_tried >= _MOST_TRIES or (first is not None and first.overtaken >= MAX_OVERTAKEN):
             break
+        if state.restorer.holds_back(sequence):
+            continue
         if not state.is_ready(sequence):
             if sequence.root is None or sequence.root.has_started:
                 return  # it gave way, and is back as soon as its last step has retired
@@ -103,6 +106,22 @@ def next_decodes(state: EngineState, most: int) -> list[RequestState]:
 def _lacks_page(sequence: RequestState) -> bool:
     has_room = len(sequence.pages) * PAGE_SIZE > len(sequence.request.prompt_ids) + sequence.num_drawn - 1
     return not has_room and sequence.num_drawn < sequence.limit
+
+
+def submit_move(state: EngineState, move: Callable[[], None], saving: Saving | None = None) -> int:
+    """Submit a step that moves pages and computes nothing, and put it on the books; returns its number."""
+    table, started_at = state.table, state.clock()
+    try:
+        table.begin_forward()
+        move()
+        number = table.end_forward()
+    except DeviceFailed:
+        raise
+    except Exception as error:
+        # Nobody's answer depends on it: what was to be kept or restored is computed again.
+        raise StepFailed([], error) from error
+    state.in_flight.append(InFlightStep(number, [], [], [], [], 0, started_at, saving, computes=False))
+    return number
 
 
 def submit_step(

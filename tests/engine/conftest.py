@@ -12,6 +12,7 @@ from engine.fake_table import FakeTable
 from engine.function_table import TableLimits
 from engine.request import Delta, FinishReason, Request
 from engine.stream_back import Stream
+from engine.tiers.store import KvStore
 
 END = 299
 """The vocabulary's end token; no other id gives it this meaning."""
@@ -47,7 +48,11 @@ class Driver:
     """An Engine on a FakeTable, stepped by hand; keeps every delta and fails on any second end."""
 
     def __init__(
-        self, limits: TableLimits | None = None, vocabulary: ByteVocabulary | PieceVocabulary | None = None, **table
+        self,
+        limits: TableLimits | None = None,
+        vocabulary: ByteVocabulary | PieceVocabulary | None = None,
+        store: KvStore | None = None,
+        **table,
     ) -> None:
         self.vocabulary = vocabulary or ByteVocabulary()
         if isinstance(self.vocabulary, PieceVocabulary):
@@ -55,7 +60,8 @@ class Driver:
         self._options = table
         self.table = FakeTable(limits, **table)
         self.now = 0.0
-        self.engine = Engine(self.table, self.vocabulary, clock=lambda: self.now)
+        self.store = store
+        self.engine = Engine(self.table, self.vocabulary, clock=lambda: self.now, store=store)
         self.deltas: dict[str, list[Delta]] = {}
         self._streams: dict[str, Stream] = {}
         self._num_answers: dict[str, int] = {}
@@ -75,7 +81,7 @@ class Driver:
         """Go on in a new engine on a new table, where nothing is computed."""
         carried = self.engine.detach()
         self.table = FakeTable(self.table.limits, **(self._options | {"faults": ()}))
-        self.engine = Engine(self.table, self.vocabulary, clock=lambda: self.now)
+        self.engine = Engine(self.table, self.vocabulary, clock=lambda: self.now, store=self.store)
         self.engine.adopt(carried)
         self._after()
 

@@ -16,14 +16,16 @@ from hypothesis.stateful import (
 )
 
 from engine.errors import RequestRejected
-from engine.fake_table import Fault, continuation, fold, pretend_logprobs, small_limits
+from engine.fake_table import PAGE_BYTES, Fault, continuation, fold, pretend_logprobs, small_limits
 from engine.request import Request, SamplingParams
+from engine.tiers.host import HostTier
+from engine.tiers.store import KvStore
 
 END = 299
 CONTEXT = 96
 PREFIXES = [[7] * 40, [7] * 23 + [8] * 20, [9]]
 CALLS = ["set_pages", "set_counts", "begin_forward", "copy_pages", "embed", "prefill", "decode"]
-CALLS += ["logits", "sample", "end_forward", "retire"]
+CALLS += ["logits", "sample", "end_forward", "retire", "load_pages", "save_pages"]
 
 
 def next_token(state: int, last: int) -> int:
@@ -69,9 +71,10 @@ class Machine(RuleBasedStateMachine):
         max_samples=st.integers(1, 4),
         max_slots=st.integers(1, 4),
         num_pages=st.integers(6, 14),
+        kept_bytes=st.sampled_from([None, 8 * 4 * PAGE_BYTES, 1 << 20]),
         data=st.data(),
     )
-    def start(self, delay, max_rows, max_samples, max_slots, num_pages, data):
+    def start(self, delay, max_rows, max_samples, max_slots, num_pages, kept_bytes, data):
         limits = small_limits(
             context_length=CONTEXT,
             max_rows=max_rows,
@@ -80,7 +83,9 @@ class Machine(RuleBasedStateMachine):
             num_pages=num_pages,
             max_in_flight=data.draw(st.integers(1, 4)),
         )
-        self.driver = type(self).make_driver(limits, delay=delay, next_token=next_token)
+        self.host = HostTier(kept_bytes or 0)
+        store = None if kept_bytes is None else KvStore(b"a model", PAGE_BYTES, self.host, None, None)
+        self.driver = type(self).make_driver(limits, delay=delay, next_token=next_token, store=store)
         self.requests: dict[str, Request] = {}
         self.rooms: dict[str, int] = {}
         self.aborted: set[str] = set()
@@ -141,6 +146,12 @@ class Machine(RuleBasedStateMachine):
         state = self.driver.engine.state
         state.cache.evict(count, state.table.last_submitted)
         state.check_integrity()
+
+    @precondition(lambda self: len(self.host))
+    @rule(data=st.data())
+    def lose_a_kept_block(self, data):
+        keys = sorted(self.host._blocks)
+        self.host.remove([data.draw(st.sampled_from(keys))])
 
     @rule()
     def reset_the_cache(self):

@@ -1,0 +1,39 @@
+"""RestorePages: loads the next pages that arrived from below the device, and puts them into the prefix cache.
+
+Once submitted they can be read by every later step, so they are in the tree at once. Running streams have every other
+step. Where the pages come from is engine/restoring.py's business.
+"""
+
+from __future__ import annotations
+
+from engine.actions.commons import submit_move
+from engine.function_table import MAX_MOVED_PAGES
+from engine.state import EngineState
+
+
+class RestorePages:
+    """See the module's docstring."""
+
+    def __init__(self) -> None:
+        self._had_last_step = False
+
+    def step(self, state: EngineState) -> bool:
+        """One kv block's pages; False where none has arrived or decoding has the turn."""
+        restorer = state.restorer
+        if not restorer.is_waiting:
+            return False
+        if self._had_last_step and any(sequence.can_run_ahead for sequence in state.running):
+            self._had_last_step = False
+            return False
+        placed = restorer.next_pages()
+        if placed is None:
+            return False
+        tokens, first, pages, data = placed
+        assert len(pages) <= MAX_MOVED_PAGES, "a kv block has more pages than a step can load"
+        try:
+            submit_move(state, lambda: state.table.load_pages(pages, data))
+            state.cache.insert(tokens, [-1] * first + pages, state.table.last_submitted)
+        finally:
+            state.pages.release(pages, state.table.last_submitted)
+        self._had_last_step = True
+        return True

@@ -1,0 +1,120 @@
+"""What is to be kept below the device: pages on their way from sequences to the tiers, a kv block at a time.
+
+Owns the queue of kv blocks that are still to be read from the device, one reference in the pool for each of their
+pages, and the pace: beside streams that run, reading may take a small share of the device's time. Knows neither where a
+block goes (engine/tiers/store.py) nor who needs pages more: whoever is short of them takes the queue's references back
+(release_held), and what was not read by then is computed again one day. Only the engine's background thread touches it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from engine.function_table import PAGE_SIZE, FunctionTable
+from engine.page_pool import Pool
+from engine.request_state import RequestState
+from engine.tiers.chain import Key, chain
+from engine.tiers.kv_block import KvBlock
+from engine.tiers.store import KvStore
+
+MIN_TOKENS = 32
+"""A shorter sequence is computed sooner than it is looked up."""
+
+SHARE = 0.03
+"""Of the device's time that reading may take while somebody waits for tokens."""
+
+_FIRST_COST_S = 0.002
+_MOST_CREDIT_S = 0.02
+_WEIGHT = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """A kv block to be read from these pages, and what its request said about keeping it."""
+
+    parent: Key
+    key: Key
+    tokens: tuple[int, ...]
+    pages: tuple[int, ...]
+    persist: bool
+    chat: str | None
+
+
+class Saver:
+    """See the module's docstring. Without a store nothing is ever queued."""
+
+    def __init__(self, store: KvStore | None, pages: Pool, table: FunctionTable) -> None:
+        self._store = store
+        self._pages = pages
+        self._table = table
+        self._queue: deque[Saving] = deque()
+        self._expected: set[tuple[Key, bool]] = set()  # queued or being read
+        self._cost_s = _FIRST_COST_S
+        self._credit_s = 0.0
+
+    @property
+    def num_queued(self) -> int:
+        """Kv blocks still to be read."""
+        return len(self._queue)
+
+    def note(self, sequence: RequestState) -> None:
+        """Queue what retired steps computed of a sequence and no tier has yet. It still holds its pages."""
+        request, num_tokens = sequence.request, sequence.num_retired
+        if self._store is None or not request.use_cache or num_tokens < MIN_TOKENS:
+            return
+        tokens = sequence.known_tokens[:num_tokens]
+        owned: list[Key] = []
+        for parent, key, positions in chain(self._store.root, tokens):
+            owned.append(key)
+            pages = tuple(sequence.pages[positions.start // PAGE_SIZE : -(-positions.stop // PAGE_SIZE)])
+            if (key, request.persist) in self._expected or not self._store.wants(key, persist=request.persist):
+                continue
+            if min(pages) < 0:
+                break  # left behind by a sliding window; what follows could not be reached
+            self._pages.share(pages)
+            block_tokens = tuple(tokens[positions.start : positions.stop])
+            self._queue.append(Saving(parent, key, block_tokens, pages, request.persist, request.chat))
+            self._expected.add((key, request.persist))
+        if request.chat is not None and request.persist:
+            self._store.own(request.chat, owned)
+
+    def may_save(self, *, busy: bool) -> bool:
+        """Whether a kv block may be read now; `busy`: somebody waits for tokens."""
+        return bool(self._queue) and (not busy or self._credit_s >= self._cost_s)
+
+    def next(self) -> Saving:
+        """The kv block to be read now. Its pages are held until the caller, who submits the step, lets them go."""
+        saving = self._queue.popleft()
+        self._credit_s = max(0.0, self._credit_s - self._cost_s)
+        return saving
+
+    def lost(self, saving: Saving) -> None:
+        """Its step was not submitted, or its bytes did not come."""
+        self._expected.discard((saving.key, saving.persist))
+
+    def arrived(self, saving: Saving, data: bytes, seconds: float) -> None:
+        """A kv block was read, in a step that took so long."""
+        self._cost_s += _WEIGHT * (seconds - self._cost_s)
+        self._expected.discard((saving.key, saving.persist))
+        if self._store is not None and len(data) == len(saving.pages) * self._table.limits.page_bytes:
+            block = KvBlock(saving.parent, saving.tokens, data)
+            self._store.put(block, persist=saving.persist, chat=saving.chat)
+
+    def time_passed(self, seconds: float) -> None:
+        """A step that computed took so long: what it earns for reading."""
+        self._credit_s = min(self._credit_s + SHARE * seconds, max(_MOST_CREDIT_S, self._cost_s))
+
+    def release_held(self) -> bool:
+        """Give up what was not read yet, for its pages; False if there is nothing."""
+        if not self._queue:
+            return False
+        for saving in self._queue:
+            self._pages.release(saving.pages, self._table.last_submitted)
+            self._expected.discard((saving.key, saving.persist))
+        self._queue.clear()
+        return True
+
+    def pages_held(self) -> list[int]:
+        """Every reference of the queue."""
+        return [page for saving in self._queue for page in saving.pages]
