@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.errors import DeviceFailed
-from engine.function_table import FROM_DEVICE, RetiredStep, Row, Sample, TableLimits
+from engine.function_table import FROM_DEVICE, MAX_MOVED_PAGES, RetiredStep, Row, Sample, TableLimits
 from engine.gpu_logits import check_sample, draw_parts, fill_logit_table, is_plain, read_logprobs
 from engine.request import GREEDY
 from models.runner import Part, Runner
@@ -42,6 +42,7 @@ class GpuTable:
         self._samples: Sequence[Sample] = ()
         self._plain = True  # whether all of _samples are
         self._page_copies: Sequence[tuple[int, int]] = ()
+        self._move: tuple[Sequence[int], bytes | None] | None = None  # pages, and what to load into them
         self._advanced: tuple[Sequence[Row], Sequence[Sample]] = ((), ())
         self._asked: deque[Sequence[Sample]] = deque()  # of each step in flight that brings logprobs
 
@@ -105,12 +106,22 @@ class GpuTable:
         _require(self.in_flight < self._limits.max_in_flight, "steps in flight", self.in_flight)
         self._rows = self._sampled_rows = self._samples = self._page_copies = ()
         self._plain = True
+        self._move = None
 
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
         for pair in pairs:
             for page in pair:
                 _require(0 <= page < self._limits.num_pages, "page", page)
         self._page_copies = [*self._page_copies, *pairs]
+
+    def load_pages(self, pages: Sequence[int], data: bytes) -> None:
+        self._check_move(pages)
+        _require(len(data) == self._limits.page_bytes * len(pages), "bytes of the pages", len(data))
+        self._move = pages, data
+
+    def save_pages(self, pages: Sequence[int]) -> None:
+        self._check_move(pages)
+        self._move = pages, None
 
     def embed(self, rows: Sequence[Row]) -> None:
         limits = self._limits
@@ -148,6 +159,25 @@ class GpuTable:
         self._plain = plain
 
     def end_forward(self) -> int:
+        if self._move is not None:
+            self._submit_move(*self._move)
+        else:
+            self._submit_rows()
+        self._last_submitted += 1
+        return self._last_submitted
+
+    def _submit_move(self, pages: Sequence[int], data: bytes | None) -> None:
+        """Leaves _advanced alone: the step's table on the device stays as the last step of rows left it."""
+        if self._rows or self._page_copies:
+            raise ValueError("a step that moves pages does nothing else")
+        with _translated():
+            if data is None:
+                self._runner.submit_save(pages)
+            else:
+                self._runner.submit_load(pages, data)
+        self._move = None
+
+    def _submit_rows(self) -> None:
         _require(len(self._rows) > 0, "number of rows", 0)
         parts: list[Part] = ["embed", "layers"]
         if self._sampled_rows:
@@ -167,8 +197,6 @@ class GpuTable:
         self._advanced = (self._rows, self._samples) if self._plain and self._samples else ((), ())
         if "logprobs" in parts:
             self._asked.append(self._samples)
-        self._last_submitted += 1
-        return self._last_submitted
 
     def retire(self, *, wait: bool) -> RetiredStep | None:
         try:
@@ -179,7 +207,7 @@ class GpuTable:
             return None
         self._last_retired += 1
         if retired.records is None:
-            return RetiredStep(self._last_retired, retired.tokens)
+            return RetiredStep(self._last_retired, retired.tokens, pages=retired.pages)
         logprobs = read_logprobs(retired.records, self._asked.popleft(), self._limits.vocab_size)
         return RetiredStep(self._last_retired, retired.tokens, logprobs)
 
@@ -216,6 +244,13 @@ class GpuTable:
         except DeviceFailed:
             logger.info("The device was gone before the model was closed")
         self._close_model()
+
+    def _check_move(self, pages: Sequence[int]) -> None:
+        if self._move is not None or self._rows or self._page_copies:
+            raise ValueError("a step that moves pages does nothing else")
+        _require(0 < len(set(pages)) == len(pages) <= MAX_MOVED_PAGES, "pages to be moved", pages)
+        for page in pages:
+            _require(0 <= page < self._limits.num_pages, "page", page)
 
     def _fill_table(self) -> None:
         """Rows and samples as the kernels read them. A row without a sample's parameters is greedy and unused."""

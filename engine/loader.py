@@ -12,7 +12,7 @@ from pathlib import Path
 
 from engine.config import DeviceFacts, EngineConfig, ModelFacts, check_context, resolve
 from engine.errors import DeviceFailed
-from engine.function_table import Row, Sample, TableLimits
+from engine.function_table import MAX_MOVED_PAGES, Row, Sample, TableLimits
 from engine.gpu_table import GpuTable
 from engine.loading import LoadCancelled, LoadedModel, LoadOptions, LoadProgress
 from engine.request import GREEDY
@@ -141,6 +141,7 @@ def _build(
         max_rows=limits.max_rows,
         max_samples=limits.max_samples,
         max_slots=limits.max_slots,
+        max_moved_pages=MAX_MOVED_PAGES,
         depth=limits.max_in_flight,
     )
     runner = build_runner(gguf, model, gpu, KernelCache(gpu), build, moved)
@@ -160,7 +161,8 @@ def choose_kernels(traits: Traits, options: LoadOptions) -> Traits:
 
 
 def _warm(table: GpuTable, cancelled: Callable[[], bool]) -> None:
-    """Run every kernel variant once, since drivers compile at the first dispatch: one token, then a tile."""
+    """Run every kernel variant once, since drivers compile at the first dispatch: one token, a tile, a page's way out
+    and back."""
     table.set_pages(0, 0, [0])
     for count in (1, 2):
         if cancelled():
@@ -172,3 +174,14 @@ def _warm(table: GpuTable, cancelled: Callable[[], bool]) -> None:
         table.sample([Sample(row, 0, row + 1, GREEDY) for row in range(count)])
         table.end_forward()
         table.retire(wait=True)
+    if cancelled():
+        raise LoadCancelled
+    table.begin_forward()
+    table.save_pages([0])
+    table.end_forward()
+    saved = table.retire(wait=True)
+    assert saved is not None, "a submitted step retires"
+    table.begin_forward()
+    table.load_pages([0], saved.pages)
+    table.end_forward()
+    table.retire(wait=True)

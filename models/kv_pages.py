@@ -15,6 +15,11 @@ from shaders.device import Buffer, Gpu
 from shaders.errors import BindingError
 
 PAGE_TOKENS = 16
+PAGE_LAYOUT_VERSION = 1
+"""Stands for what a page's bytes mean once they have left the device: the order of KvPages.parts, and within a part the
+order that common/heads.wgsl draws, of the type and the page size that the model was loaded with. Whoever changes any of
+these counts it up, so that pages saved before are not taken for pages of the new kind."""
+
 KvType = Literal["f16", "f32"]
 _ARENA_BYTES = 128 << 20
 _ELEMENT_BYTES = {"f16": 2, "f32": 4}
@@ -30,6 +35,11 @@ class KvPages:
     keys: tuple[Buffer, ...]
     values: tuple[Buffer, ...]
     page_table: Buffer
+
+    @property
+    def parts(self) -> tuple[Buffer, ...]:
+        """What a page consists of, in the order of its bytes outside the device: keys layer by layer, then values."""
+        return (*self.keys, *self.values)
 
 
 def layer_page_bytes(config: ModelConfig, kv_type: KvType) -> int:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from models.draw_stage import DrawStage, StepBuffers
 from models.gguf import GgufFile
 from models.kv_pages import KvType, allocate_pages
+from models.page_moves import PageMover
 from models.plan import make_plan
 from models.rope import rope_table
 from models.runner import Runner
@@ -29,7 +30,10 @@ from shaders.traits import KernelSet
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildOptions:
-    """Sizes and choices, all of them made. depth: steps in flight; clusters as shaders/traits.py has it."""
+    """Sizes and choices, all of them made. depth: steps in flight; clusters as shaders/traits.py has it.
+
+    max_moved_pages: that one step loads or saves.
+    """
 
     kernel_set: KernelSet
     clusters: int
@@ -39,6 +43,7 @@ class BuildOptions:
     max_rows: int
     max_samples: int
     max_slots: int
+    max_moved_pages: int
     depth: int
 
 
@@ -107,7 +112,9 @@ def build_runner(
     )
     plan = make_plan(model, context, options.kernel_set)
     weights.finish()
-    return Runner(gpu, plan, DrawStage(gpu, kernels, buffers), kv, buffers, table, options.depth)
+    draw = DrawStage(gpu, kernels, buffers)
+    mover = PageMover(gpu, kernels, kv, options.max_moved_pages)
+    return Runner(gpu, plan, draw, kv, mover, buffers, table, options.depth)
 
 
 def _rope(gpu: Gpu, model: Model, weights: Weights, positions: int) -> Buffer:

@@ -5,6 +5,10 @@ the rings of buffers that bring results back. A sampled token stays on the devic
 slots and page numbers, not sequences or requests; callers have checked all indices. The engine's background thread.
 
     fill the table -> submit(parts) ... retire (oldest first)
+    submit_load(pages, data) | submit_save(pages) ... retire
+
+A step that moves pages leaves the tables on the device and here as they are, so a step of tokens may follow the last
+one of its kind across it with upload=False.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ import numpy.typing as npt
 from models.draw_stage import DrawPart, DrawStage, StepBuffers
 from models.kv_pages import KvPages
 from models.page_copies import PageCopier
+from models.page_moves import MovePart, PageMover
 from models.plan import Plan
 from shaders.device import Gpu
 from shaders.dispatch import Dispatch
@@ -41,10 +46,11 @@ _CACHED_SHAPES = 64
 
 class Retired(NamedTuple):
     """A finished step's tokens, and per sample its record of logprobs, u32 [samples, 21, 2] as logprobs.wgsl has it;
-    None where none were asked for."""
+    None where none were asked for. pages: what submit_save() asked for, [pages, page bytes]."""
 
     tokens: tuple[int, ...]
     records: npt.NDArray[np.uint32] | None
+    pages: bytes = b""
 
 
 class _Arrival(NamedTuple):
@@ -55,11 +61,15 @@ class _Arrival(NamedTuple):
 
 
 class _Flight(NamedTuple):
-    """A submitted step: its number on the device, how many tokens it drew, and what brings its results."""
+    """A submitted step: its number on the device, how many tokens it drew, and what brings its results.
+
+    Those are tokens, then records of logprobs if any; or, of a step that saves, the pages alone.
+    """
 
     number: int
     num_tokens: int
     arrivals: tuple[_Arrival, ...]
+    saves: bool
 
     @property
     def answered(self) -> bool:
@@ -70,7 +80,15 @@ class Runner:
     """One model on one device. Attributes that benchmarks read: dispatches_last_step and waited_ns."""
 
     def __init__(
-        self, gpu: Gpu, plan: Plan, draw: DrawStage, kv: KvPages, buffers: StepBuffers, table: StepTable, depth: int
+        self,
+        gpu: Gpu,
+        plan: Plan,
+        draw: DrawStage,
+        kv: KvPages,
+        mover: PageMover,
+        buffers: StepBuffers,
+        table: StepTable,
+        depth: int,
     ) -> None:
         self.gpu = gpu
         self.table = table
@@ -81,9 +99,12 @@ class Runner:
         self._draw = draw
         self._depth = depth
         self._page_copier = PageCopier(gpu, kv)
-        self._commands: dict[tuple[tuple[Part, ...], int, int], list[Command]] = {}
+        self._mover = mover
+        self._commands: dict[tuple[tuple[Part | MovePart, ...], int, int], list[Command]] = {}
         self._recorder = Recorder(gpu)
         self._ring = self._make_ring("tokens", 4 * table.max_samples)
+        # Not one for each step in flight, as of the other rings: pages are large, and saves seldom follow each other.
+        self._idle_saves: list[MappedBuffer] = []
         self._flying: deque[_Flight] = deque()
         self._submitted = 0
         self._timer: StepTimer | None = None
@@ -134,24 +155,36 @@ class Runner:
         num_samples = table.num_samples
         commands = self._commands_of(tuple(parts), table.num_rows, num_samples)
         before = self._page_copier.copies(pages) if pages else ()
-        after = [self._bring(self._ring, self._buffers.tokens.pointer, max(8, -(-4 * num_samples // 8) * 8))]
+        after = [self._bring_tokens(num_samples)]
         if "logprobs" in parts:
-            after.append(self._bring(self._records_ring, self._draw.records.pointer, RECORD_BYTES * num_samples))
+            mapped = self._next_of(self._records_ring)
+            after.append(_bring(mapped, self._draw.records.pointer, RECORD_BYTES * num_samples))
         if upload:
             recorder.write(self._buffers.step.pointer, 0, table.address, table.bytes_used)
         if "sample_processed" in parts or "logprobs" in parts:
             self._draw.write_table(recorder)
-        stamps = None if self._timer is None else self._timer.next
-        index = recorder.submit(commands, before=before, after=[copy for copy, _ in after], stamps=stamps)
-        if self._timer is not None and stamps is not None:
-            self._timer.submitted(stamps, f"{table.num_rows} rows")
-        self.gpu.require()
-        for _, (mapped, size) in after:
-            mapped.request(size)
         drawn = num_samples if "sample" in parts or "sample_processed" in parts else 0
-        self._flying.append(_Flight(index, drawn, tuple(arrival for _, arrival in after)))
-        self._submitted += 1
-        self.dispatches_last_step = len(commands)
+        self._submit(commands, f"{table.num_rows} rows", before=before, after=after, num_tokens=drawn)
+
+    def submit_load(self, pages: Sequence[int], data: bytes) -> None:
+        """Submit a step that fills whole pages, no two alike, with bytes that Retired.pages once held.
+
+        The caller has room in flight. Raises DeviceLost, or OutOfDeviceMemory where nothing was moved before.
+        """
+        self.gpu.require()
+        commands = self._commands_of(("load_pages",), len(pages), 0)
+        self._mover.write(self._recorder, pages, data)
+        # Nothing is to come back, but these few bytes tell when the step is done.
+        self._submit(commands, f"{len(pages)} pages loaded", after=[self._bring_tokens(0)])
+
+    def submit_save(self, pages: Sequence[int]) -> None:
+        """Submit a step that brings whole pages to the host as all earlier steps leave them. Otherwise as a load."""
+        self.gpu.require()
+        commands = self._commands_of(("save_pages",), len(pages), 0)
+        mapped = self._idle_saves.pop() if self._idle_saves else self._make_mapped("saved pages", self._mover.max_bytes)
+        after = [_bring(mapped, self._mover.packed.pointer, self._mover.page_bytes * len(pages))]
+        self._mover.write(self._recorder, pages)
+        self._submit(commands, f"{len(pages)} pages saved", after=after, saves=True)
 
     def retire(self, *, wait: bool) -> Retired | None:
         """Results of the oldest step if it is done or, with `wait`, once it is. Raises DeviceLost."""
@@ -172,9 +205,12 @@ class Runner:
         if self._timer is not None and self._on_span is not None:
             for span in self._timer.collect():
                 self._on_span(span.label, span.start_ns, span.end_ns)
-        tokens, *records = [mapped.take(size) for mapped, size in flight.arrivals]
+        first, *records = [mapped.take(size) for mapped, size in flight.arrivals]
+        if flight.saves:
+            self._idle_saves.append(flight.arrivals[0].mapped)
+            return Retired((), None, first)
         return Retired(
-            tuple(memoryview(tokens).cast("I")[: flight.num_tokens]),
+            tuple(memoryview(first).cast("I")[: flight.num_tokens]),
             np.frombuffer(records[0], np.uint32).reshape(flight.num_tokens, -1, 2) if records else None,
         )
 
@@ -184,7 +220,30 @@ class Runner:
         data = self.gpu.read(self._buffers.logits, 0, 4 * stride * num_samples)
         return data.view(np.float32).reshape(num_samples, stride)
 
-    def _commands_of(self, parts: tuple[Part, ...], rows: int, samples: int) -> list[Command]:
+    def _submit(
+        self,
+        commands: list[Command],
+        label: str,
+        *,
+        before: Sequence[Copy] = (),
+        after: Sequence[tuple[Copy, _Arrival]],
+        num_tokens: int = 0,
+        saves: bool = False,
+    ) -> None:
+        """Submit a step whose host writes are queued. `label` names it in a trace."""
+        self.gpu.require()
+        stamps = None if self._timer is None else self._timer.next
+        index = self._recorder.submit(commands, before=before, after=[copy for copy, _ in after], stamps=stamps)
+        if self._timer is not None and stamps is not None:
+            self._timer.submitted(stamps, label)
+        self.gpu.require()
+        for _, (mapped, size) in after:
+            mapped.request(size)
+        self._flying.append(_Flight(index, num_tokens, tuple(arrival for _, arrival in after), saves))
+        self._submitted += 1
+        self.dispatches_last_step = len(commands)
+
+    def _commands_of(self, parts: tuple[Part | MovePart, ...], rows: int, samples: int) -> list[Command]:
         key = (parts, rows, samples)
         commands = self._commands.get(key)
         if commands is None:
@@ -194,24 +253,38 @@ class Runner:
             commands = self._commands[key] = _commands(dispatches, rows, samples)
         return commands
 
-    def _dispatches(self, part: Part) -> Sequence[Dispatch]:
+    def _dispatches(self, part: Part | MovePart) -> Sequence[Dispatch]:
         if part == "embed":
             return self._plan.embed
         if part == "layers":
             return self._plan.layers
+        if part == "load_pages" or part == "save_pages":
+            return self._mover.part(part)
         return self._plan.head if part == "head" else self._draw.part(part)
 
     def _make_ring(self, name: str, size: int) -> list[MappedBuffer]:
-        return [MappedBuffer(self._recorder, self.gpu.readback(f"{name} {i}", size)) for i in range(self._depth)]
+        return [self._make_mapped(f"{name} {i}", size) for i in range(self._depth)]
+
+    def _make_mapped(self, name: str, size: int) -> MappedBuffer:
+        return MappedBuffer(self._recorder, self.gpu.readback(name, size))
 
     @cached_property
     def _records_ring(self) -> list[MappedBuffer]:
         return self._make_ring("logprobs", RECORD_BYTES * self.table.max_samples)
 
-    def _bring(self, ring: list[MappedBuffer], source: int, size: int) -> tuple[Copy, _Arrival]:
-        """How `size` bytes of a buffer come to the host with the step about to be submitted."""
-        mapped = ring[self._submitted % len(ring)]
-        return Copy(source, mapped.pointer, size), _Arrival(mapped, size)
+    def _next_of(self, ring: list[MappedBuffer]) -> MappedBuffer:
+        """The one that belongs to the step about to be submitted."""
+        return ring[self._submitted % len(ring)]
+
+    def _bring_tokens(self, count: int) -> tuple[Copy, _Arrival]:
+        """At least 8 bytes, and a multiple of 8, as a mapping asks."""
+        size = max(8, -(-4 * count // 8) * 8)
+        return _bring(self._next_of(self._ring), self._buffers.tokens.pointer, size)
+
+
+def _bring(mapped: MappedBuffer, source: int, size: int) -> tuple[Copy, _Arrival]:
+    """How the first `size` bytes of a buffer come to the host with a step."""
+    return Copy(source, mapped.pointer, size), _Arrival(mapped, size)
 
 
 def _commands(part: Sequence[Dispatch], rows: int, samples: int) -> list[Command]:
