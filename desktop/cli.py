@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 import engine
-from desktop.commands import bench, chat, doctor, generate, logits, models, options, serve, terminal, window
+from desktop.commands import bench, cache, chat, doctor, generate, logits, models, options, serve, terminal, window
 from engine.errors import EngineError
 from models.errors import ModelError
 
@@ -21,7 +21,7 @@ STATUS_FAILED = 1
 STATUS_INTERRUPTED = 130
 STATUS_BROKEN_PIPE = 141
 
-_COMMANDS = (chat, serve, generate, logits, models, bench, doctor)
+_COMMANDS = (chat, serve, generate, logits, models, cache, bench, doctor)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -48,6 +48,11 @@ def models_dir() -> Path:
     return home() / "models"
 
 
+def prefix_cache_dir() -> Path:
+    """Where what was computed for conversations is kept beyond the app's end. It may not exist yet."""
+    return home() / "prefix-cache"
+
+
 def starter() -> Path | None:
     """The model file inside the installed starter package, found without running the package."""
     try:
@@ -96,6 +101,14 @@ def remember_last(path: Path) -> None:
         os.replace(draft, target)
     except (OSError, ValueError) as error:  # ValueError: a name that UTF-8 can't hold
         _logger.warning("can't remember the last model: %s", error)
+
+
+def parts(path: Path) -> list[Path]:
+    """All files of the model that any one of its files belongs to, in order; those that are there."""
+    split = _SPLIT.search(path.stem)
+    if not split:
+        return [path]
+    return sorted(path.parent.glob(f"{glob.escape(path.stem[: split.start()])}-?????-of-{split[2]}.gguf")) or [path]
 
 
 def _default() -> Path:
@@ -188,19 +201,12 @@ _SOURCES: tuple[Callable[[], Iterator[InstalledModel]], ...] = (_starter_model, 
 
 def _installed(path: Path, source: str, name: str) -> InstalledModel | None:
     try:
-        size = sum(part.stat().st_size for part in _parts(path))
+        size = sum(part.stat().st_size for part in parts(path))
     except OSError:  # removed or unreadable meanwhile
         return None
     marks = _QUANTIZATION.findall(_stem(path.name))
     quantization = marks[-1].upper() if marks else None
     return InstalledModel(name=name, path=path, format="gguf", quantization=quantization, bytes=size, source=source)
-
-
-def _parts(path: Path) -> list[Path]:
-    split = _SPLIT.search(path.stem)
-    if not split:
-        return [path]
-    return sorted(path.parent.glob(f"{glob.escape(path.stem[: split.start()])}-?????-of-{split[2]}.gguf")) or [path]
 
 
 def _is_model_start(path: Path) -> bool:
