@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
-from engine.config import Mode
+from engine.config import Estimate, Mode
 from engine.function_table import FunctionTable
 from models.answer_memory import AnswerMemory
 from models.chat_template import ChatTemplate
@@ -40,11 +40,15 @@ class LoadOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadProgress:
-    """How far a load is: a stage in words ("Reading", "Loading weights", "Preparing kernels") and bytes of weights."""
+    """How far a load is: a stage in words ("Reading", "Loading weights", "Preparing kernels") and bytes of weights.
+
+    `estimate`, what the load will take on the device, comes once it is known, before any weight moves.
+    """
 
     stage: str
     done_bytes: int
     total_bytes: int
+    estimate: Estimate | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

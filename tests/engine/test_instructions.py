@@ -1,4 +1,4 @@
-"""What each instruction does to running streams, as the table in ARCHITECTURE.md has it, and the request for metrics."""
+"""What each instruction does to running streams, as ARCHITECTURE.md has it, and the request for metrics."""
 
 from __future__ import annotations
 
