@@ -6,12 +6,13 @@ asks the device and hands the facts in. Any thread.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from engine.errors import InvalidParameter, ModelNotLoaded
-from engine.function_table import MAX_IN_FLIGHT, PAGE_SIZE, TableLimits
+from engine.function_table import MAX_IN_FLIGHT, MAX_MOVED_PAGES, PAGE_SIZE, TableLimits
 
 Mode = Literal["local", "interactive", "server"]
 MODES: tuple[Mode, ...] = ("local", "interactive", "server")
@@ -22,9 +23,16 @@ DEFAULT_CONTEXT = 8192
 _SLOTS: Mapping[Mode, int] = {"local": 16, "interactive": 1, "server": 32}
 _MAX_ROWS = 128
 _MAX_SAMPLES = 64
+_MOST_SEQUENCES = 1024
 _FLOOR_TOKENS = 256
-_MARGIN_BYTES = 32 << 20
-"""For what is not counted one by one: constants, the step's table, readbacks, the driver's own."""
+MARGIN_BYTES = 32 << 20
+"""For what is not counted one by one: constants, small tables, the driver's own."""
+
+_SPARE_PAGES = 1 + 6 * MAX_MOVED_PAGES
+"""Pages' worth of buffers through which pages are copied, loaded and saved: one between, two ways, four readbacks."""
+
+_SHED_SHARE = 64
+"""A smaller pool is worth another load only if it saves this part of the whole at least."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +67,12 @@ def config_from(values: Mapping[str, object]) -> EngineConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What a model asks of memory. row_bytes: activations per row of a step; page_bytes: one page in every layer."""
+    """What a model asks of memory, in bytes.
+
+    page_bytes: one page in every layer, layer_page_bytes: its keys in one. row_bytes: per row of a step; sample_bytes:
+    per token drawn in one, logits_bytes of them its logits; slot_bytes: per sequence; position_bytes: per token of
+    context, whoever has it.
+    """
 
     vocab_size: int
     trained_context: int
@@ -67,6 +80,10 @@ class ModelFacts:
     page_bytes: int
     layer_page_bytes: int
     row_bytes: int
+    sample_bytes: int
+    logits_bytes: int
+    slot_bytes: int
+    position_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +97,12 @@ class DeviceFacts:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Bytes that a load will take on the device, by what they are for."""
+    """Bytes that a load will take on the device, by what they are for; `tokens` can be kept in `context`."""
 
     weights: int
     context: int
     working_space: int
+    tokens: int
 
     @property
     def total(self) -> int:
@@ -103,28 +121,85 @@ def resolve(config: EngineConfig, model: ModelFacts, device: DeviceFacts) -> tup
     Raises ModelNotLoaded, saying what would fit.
     """
     check_context(config.context, model.trained_context)
-    slots = config.max_sequences or _SLOTS[config.mode]
-    samples = max(_MAX_SAMPLES, slots)
-    working = _MAX_ROWS * model.row_bytes + samples * 4 * model.vocab_size + _MARGIN_BYTES
-    free_pages = (device.budget_bytes - model.weight_bytes - working) // model.page_bytes
-    pages_in_reach = min(free_pages, device.max_binding_bytes // model.layer_page_bytes)
-    context = config.context or min(model.trained_context, DEFAULT_CONTEXT, max(pages_in_reach - 1, 0) * PAGE_SIZE)
-    wanted_pages = _pages(context) + 1
-    too_short = config.context is None and context < min(_FLOOR_TOKENS, model.trained_context)
-    if too_short or wanted_pages > pages_in_reach:
-        raise ModelNotLoaded(_too_large(context, model, device, working, pages_in_reach))
-    num_pages = _num_pages(config, context, slots, pages_in_reach)
+    try:
+        return _resolved(config, model, device)
+    except ModelNotLoaded:
+        fewer = config.max_sequences or 1
+        while fewer > 1:
+            fewer //= 2
+            with suppress(ModelNotLoaded):
+                _resolved(replace(config, max_sequences=fewer), model, device)
+                message = f"{config.max_sequences:,} sequences at once do not fit beside this model; {fewer:,} do."
+                break
+        else:
+            raise
+    raise ModelNotLoaded(message)
+
+
+def _resolved(config: EngineConfig, model: ModelFacts, device: DeviceFacts) -> tuple[TableLimits, Estimate]:
+    in_binding = min(_MOST_SEQUENCES, device.max_binding_bytes // model.logits_bytes)
+    slots = config.max_sequences or min(_SLOTS[config.mode], in_binding)
+    samples = max(slots, min(_MAX_SAMPLES, in_binding))
+    rows = max(_MAX_ROWS, slots)
+    working = (
+        rows * model.row_bytes
+        + samples * model.sample_bytes
+        + slots * model.slot_bytes
+        + _SPARE_PAGES * model.page_bytes
+        + MARGIN_BYTES
+    )
+    room = device.budget_bytes - model.weight_bytes - working
+    bound = device.max_binding_bytes // model.layer_page_bytes
+    beside = PAGE_SIZE * model.position_bytes + 4 * slots  # rotations, and the page's entry in each table of pages
+    reach = min(room // (model.page_bytes + beside), bound)
+    context = config.context or _context(config, model, reach)
+    least = _pages(context) + (config.total_tokens is None)
+    chosen = config.context is None and config.total_tokens is None
+    too_short = chosen and context < min(_FLOOR_TOKENS, model.trained_context)
+    if not 0 < samples <= in_binding or too_short or least > reach:
+        raise ModelNotLoaded(_too_large(config, context, model, device, working + _pages(context) * beside, reach))
+    room -= _pages(context) * beside
+    num_pages = _num_pages(config, context, slots, min(room // model.page_bytes, bound))
     limits = TableLimits(
         vocab_size=model.vocab_size,
         context_length=context,
-        max_rows=max(_MAX_ROWS, slots),
+        max_rows=rows,
         max_samples=samples,
         max_slots=slots,
         num_pages=num_pages,
         page_bytes=model.page_bytes,
         max_in_flight=MAX_IN_FLIGHT,
     )
-    return limits, Estimate(model.weight_bytes, num_pages * model.page_bytes, working)
+    return limits, _estimate(limits, model, working + _pages(context) * beside)
+
+
+def smaller_pools(
+    config: EngineConfig, limits: TableLimits, estimate: Estimate
+) -> Iterator[tuple[TableLimits, Estimate]]:
+    """What to try when a device refuses what should have fitted: half of the pages beyond one context, then none.
+
+    Nothing where the number of pages is the user's own, and nothing that would save next to nothing.
+    """
+    least = _pages(limits.context_length) + 1
+    last = limits.num_pages
+    for num_pages in (least + (last - least) // 2, least) if config.total_tokens is None else ():
+        saved = (last - num_pages) * limits.page_bytes
+        if saved * _SHED_SHARE > estimate.total:
+            last = num_pages
+            context, tokens = num_pages * limits.page_bytes, num_pages * PAGE_SIZE
+            yield replace(limits, num_pages=num_pages), replace(estimate, context=context, tokens=tokens)
+
+
+def _estimate(limits: TableLimits, model: ModelFacts, working: int) -> Estimate:
+    num_pages = limits.num_pages
+    return Estimate(model.weight_bytes, num_pages * model.page_bytes, working, num_pages * PAGE_SIZE)
+
+
+def _context(config: EngineConfig, model: ModelFacts, pages_in_reach: int) -> int:
+    """Where nobody named one: what is usual, as far as the model, the memory and the tokens in all allow."""
+    if config.total_tokens is not None:
+        return max(2, min(model.trained_context, DEFAULT_CONTEXT, config.total_tokens))
+    return min(model.trained_context, DEFAULT_CONTEXT, max(pages_in_reach - 1, 0) * PAGE_SIZE)
 
 
 def _num_pages(config: EngineConfig, context: int, slots: int, in_reach: int) -> int:
@@ -133,8 +208,8 @@ def _num_pages(config: EngineConfig, context: int, slots: int, in_reach: int) ->
         asked = _pages(config.total_tokens)
         if not _pages(context) <= asked <= in_reach:
             raise ModelNotLoaded(
-                f"Room for {config.total_tokens} tokens in all is not possible: with a context of {context} it must be "
-                f"{context} to {in_reach * PAGE_SIZE}."
+                f"Room for {config.total_tokens:,} tokens in all is not possible: with a context of {context:,} it "
+                f"must be {context:,} to {in_reach * PAGE_SIZE:,}."
             )
         return asked
     shares = {"interactive": 1, "local": 1, "server": slots}[config.mode]
@@ -145,17 +220,23 @@ def _pages(tokens: int) -> int:
     return -(-tokens // PAGE_SIZE)
 
 
-def _too_large(context: int, model: ModelFacts, device: DeviceFacts, working: int, pages: int) -> str:
-    need = model.weight_bytes + working + (_pages(max(context, _FLOOR_TOKENS)) + 1) * model.page_bytes
+def _too_large(
+    config: EngineConfig, context: int, model: ModelFacts, device: DeviceFacts, working: int, pages: int
+) -> str:
+    tokens = max(context, min(_FLOOR_TOKENS, model.trained_context))
+    need = model.weight_bytes + working + (_pages(tokens) + 1) * model.page_bytes
     sentence = (
-        f"This model needs {_gb(need)} GB for {max(context, _FLOOR_TOKENS):,} tokens of context; "
-        f"{_gb(device.budget_bytes)} GB are free, as told by {device.source}."
+        f"This model needs {gigabytes(need)} GB for {tokens:,} tokens of context; "
+        f"{gigabytes(device.budget_bytes)} GB are free ({device.source})."
     )
-    tokens = (pages - 1) * PAGE_SIZE
-    if tokens >= _FLOOR_TOKENS:
-        return f"{sentence} A context of {min(tokens, model.trained_context):,} fits."
+    fitting = min((pages - 1) * PAGE_SIZE, config.total_tokens or model.trained_context, model.trained_context)
+    if fitting >= min(_FLOOR_TOKENS, model.trained_context):
+        if config.total_tokens is not None:
+            return f"{sentence} Room for {fitting:,} tokens in all fits, and a context of as many."
+        return f"{sentence} A context of {fitting:,} fits."
     return f"{sentence} A smaller model, or the same one more strongly quantized, fits."
 
 
-def _gb(count: int) -> str:
-    return f"{count / 1e9:.1f}"
+def gigabytes(count: int) -> str:
+    """A number of bytes in GB, with two decimals where one would say little."""
+    return f"{count / 1e9:.1f}" if count >= 95_000_000 else f"{count / 1e9:.2f}"

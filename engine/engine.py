@@ -150,7 +150,7 @@ class Engine:
             acted = any(action.step(state) for action in self._actions)
         except StepFailed as failure:
             logger.error("A step could not be submitted: %s", failure, exc_info=failure.__cause__)
-            state.fail(failure.participants, f"The model failed while answering ({failure}). Send the message again.")
+            state.fail(failure.participants, failure.sentence)
             return
         if acted:
             self._num_idle = 0

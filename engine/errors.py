@@ -7,6 +7,7 @@ EngineError
         QueueFull           too many requests are waiting
     ModelNotLoaded          no model, or the load failed
     DeviceFailed            the GPU or its driver cannot do what was asked
+    OutOfMemory             what was asked takes more memory than there is; the model goes on
     EngineStopped           the engine was shut down
 """
 
@@ -37,6 +38,10 @@ class ModelNotLoaded(EngineError):
 
 class DeviceFailed(EngineError):
     """No usable adapter, or the device was lost."""
+
+
+class OutOfMemory(EngineError):
+    """The device refused a buffer that only some requests need. It is not lost, and what it has goes on."""
 
 
 class EngineStopped(EngineError):

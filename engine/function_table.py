@@ -62,6 +62,13 @@ class Sample:
     forced: int | None = None
     bitmask: bytes | None = None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is drawn from its logits as they are, and nothing but the token is reported."""
+        if self.top_logprobs is not None or self.forced is not None or self.bitmask is not None:
+            return False
+        return not (self.params.logit_bias or self.params.counts_tokens)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableLimits:

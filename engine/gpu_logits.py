@@ -16,13 +16,6 @@ from models.draw_stage import DrawPart
 from shaders.logit_table import LogitTable
 
 
-def is_plain(sample: Sample) -> bool:
-    """Whether the sample is drawn from its logits as they are, and nothing but the token is reported."""
-    if sample.top_logprobs is not None or sample.forced is not None or sample.bitmask is not None:
-        return False
-    return not (sample.params.logit_bias or sample.params.counts_tokens)
-
-
 def check_sample(sample: Sample, vocab_size: int) -> None:
     """Raise ValueError where a sample that is not plain names what the model has not."""
     top, forced = sample.top_logprobs, sample.forced

@@ -14,13 +14,13 @@ from contextlib import contextmanager
 import numpy as np
 import numpy.typing as npt
 
-from engine.errors import DeviceFailed
+from engine.errors import DeviceFailed, EngineError, OutOfMemory
 from engine.function_table import FROM_DEVICE, MAX_MOVED_PAGES, RetiredStep, Row, Sample, TableLimits
-from engine.gpu_logits import check_sample, draw_parts, fill_logit_table, is_plain, read_logprobs
+from engine.gpu_logits import check_sample, draw_parts, fill_logit_table, read_logprobs
 from engine.request import GREEDY
 from models.runner import Part, Runner
 from shaders import step_table
-from shaders.errors import ShaderError
+from shaders.errors import BindingError, OutOfDeviceMemory, ShaderError, SourceError
 
 logger = logging.getLogger(__name__)
 
@@ -152,7 +152,7 @@ class GpuTable:
         for sample, row in zip(samples, self._sampled_rows, strict=True):
             if sample.row != row or not 0 <= sample.slot < slots:
                 raise ValueError(f"out of range: {sample}")
-            if not is_plain(sample):
+            if not sample.is_plain:
                 plain = False
                 check_sample(sample, self._limits.vocab_size)
         self._samples = samples
@@ -190,19 +190,16 @@ class GpuTable:
         upload = not (self._plain and _follows(self._rows, self._samples, *self._advanced))
         if upload:
             self._fill_table()
-        try:
+        self._advanced = ((), ())  # so that nothing follows on a step that is refused
+        with _translated():
             self._runner.submit(parts, upload=upload, pages=self._page_copies)
-        except ShaderError as error:
-            raise DeviceFailed(str(error)) from error
         self._advanced = (self._rows, self._samples) if self._plain and self._samples else ((), ())
         if "logprobs" in parts:
             self._asked.append(self._samples)
 
     def retire(self, *, wait: bool) -> RetiredStep | None:
-        try:
+        with _translated():
             retired = self._runner.retire(wait=wait)
-        except ShaderError as error:
-            raise DeviceFailed(str(error)) from error
         if retired is None:
             return None
         self._last_retired += 1
@@ -304,7 +301,12 @@ def _require(condition: bool, what: str, value: object) -> None:
 
 @contextmanager
 def _translated() -> Iterator[None]:
+    """Only a lost device is a failed one: one that has no room for a buffer, or refused a kernel, goes on."""
     try:
         yield
+    except OutOfDeviceMemory as error:
+        raise OutOfMemory(str(error)) from error
+    except (BindingError, SourceError) as error:
+        raise EngineError(str(error)) from error
     except ShaderError as error:
         raise DeviceFailed(str(error)) from error

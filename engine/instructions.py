@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine.loading import LoadedModel, LoadOptions, LoadProgress
+from engine.metrics import MetricsSnapshot
 from engine.request import Request
 from engine.stream_back import Stream
 
@@ -57,4 +58,18 @@ class Reset:
     """End all requests and forget what is kept for later ones."""
 
 
-Instruction = AddRequest | AbortRequest | Load | Unload | Reset
+@dataclass(frozen=True, slots=True)
+class QueryMetrics:
+    """Take a snapshot of the metrics between two steps. Running streams do not notice."""
+
+    on_snapshot: Callable[[MetricsSnapshot], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Let go of what is kept of one chat and no other has; chat None: of everything. Running streams go on."""
+
+    chat: str | None
+
+
+Instruction = AddRequest | AbortRequest | Load | Unload | Reset | QueryMetrics | Forget

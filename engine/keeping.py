@@ -1,56 +1,62 @@
 """Which tiers belong to the model that answers: opened with it, kept over a rebuild, closed with it.
 
-Knows neither files nor pages. The engine's background thread opens and closes; forget() may be called from any thread.
+Knows neither files nor pages. Only the engine's background thread touches it.
 """
 
 from __future__ import annotations
 
+import logging
 
-from engine.loading import LoadedModel
-from engine.request import Request
-from engine.tiers.settings import TierSettings, forget_on_disk, open_store
+from engine.engine import Engine
+from engine.errors import DeviceFailed
+from engine.loading import LoadedModel, LoadOptions
+from engine.tiers.settings import open_store
 from engine.tiers.store import KvStore
+
+logger = logging.getLogger(__name__)
+
+SAVE_S = 1.0
+"""The longest that a model which goes away is kept for what is still to be read from its device."""
 
 
 class Keeping:
-    """See the module's docstring. Without settings nothing is kept below the device."""
+    """See the module's docstring."""
 
-    def __init__(self, settings: TierSettings | None) -> None:
-        self._settings = settings
+    def __init__(self) -> None:
         self._store: KvStore | None = None
 
-    @property
-    def store(self) -> KvStore | None:
-        """The tiers of the model that answers."""
-        return self._store
-
-    def store_for(self, model: LoadedModel) -> KvStore | None:
+    def open(self, model: LoadedModel, options: LoadOptions | None) -> KvStore | None:
         """The tiers of a model that was just loaded; the same ones where it is the same model again."""
-        if self._settings is None:
-            return None
         store = self._store
         if store is None or store.fingerprint != model.fingerprint:
             self.close(0.0)
-            page_bytes = model.table.limits.page_bytes
-            self._store = store = open_store(self._settings, model.fingerprint, page_bytes, model.name)
+            if options is None or options.tiers is None:
+                return None
+            store = open_store(options.tiers, model.fingerprint, model.table.limits.page_bytes, model.name)
+            self._store = store
         if store is not None:
-            model.answers.look_in(store.recall_answer, model.tokenizer.token_bytes)
+            model.answers.look_in(store.answers, model.tokenizer.token_bytes)
         return store
 
-    def remember_answer(self, request: Request, text: str, tokens: tuple[int, ...]) -> None:
-        """Let an answer outlive the process too, unless its request wants no trace."""
-        if self._store is not None and request.persist and request.use_cache:
-            self._store.remember_answer(request.chat, text, tokens)
+    def save_rest(self, engine: Engine) -> None:
+        """Read what is still to be kept from a device that is about to go."""
+        try:
+            engine.save_rest(SAVE_S)
+        except DeviceFailed:
+            logger.info("The device was gone before the last pages were kept")
+        except Exception:
+            # Nothing depends on it, and the model goes away all the same.
+            logger.exception("The last pages could not be kept")
 
-    def forget(self, chat: str | None) -> None:
+    def forget(self, model: LoadedModel | None, chat: str | None) -> None:
         """Let go of what only this chat has, or with None of everything. Done soon."""
-        store, settings = self._store, self._settings
-        if store is not None:
-            store.forget(chat)
-        elif settings is not None and settings.root is not None:
-            forget_on_disk(settings.root, chat)
+        if self._store is not None:
+            self._store.forget(chat)
+        if model is not None and chat is None:
+            model.answers.clear()
 
-    def close(self, timeout_s: float) -> bool:
-        """Let the tiers go; what waits for the disk is written, by then or later. False if it was not by then."""
+    def close(self, timeout_s: float) -> None:
+        """Let the tiers go. What waits for the disk is still written, if the process lives as long."""
         store, self._store = self._store, None
-        return store is None or store.close(timeout_s)
+        if store is not None and not store.close(timeout_s) and timeout_s:
+            logger.warning("The disk was too slow: part of the last conversation is not kept")

@@ -5,31 +5,33 @@ Owns the order of things and what is freed where one of them fails. Runs on the 
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from engine.config import DeviceFacts, EngineConfig, ModelFacts, check_context, resolve
-from engine.errors import DeviceFailed
+from engine.config import check_context, gigabytes, smaller_pools
+from engine.errors import DeviceFailed, ModelNotLoaded
 from engine.function_table import MAX_MOVED_PAGES, Row, Sample, TableLimits
 from engine.gpu_table import GpuTable
+from engine.load_plan import LoadPlan, plan_load
 from engine.loading import LoadCancelled, LoadedModel, LoadOptions, LoadProgress
+from engine.model_identity import ModelIdentity
 from engine.request import GREEDY
 from engine.trace import OFF, Trace
 from models.architectures import describe
 from models.chat_template import ChatTemplate
 from models.gguf import GgufFile, open_gguf
-from models.kv_pages import layer_page_bytes
 from models.model_build import BuildOptions, build_runner
-from models.scratch import scratch_row_bytes
 from models.stages import Model
 from models.tokenizer import Tokenizer
 from shaders.device import Gpu, open_gpu
-from shaders.errors import ShaderError
+from shaders.errors import OutOfDeviceMemory, ShaderError
 from shaders.kernel import KernelCache
-from shaders.memory import memory_budget
 from shaders.traits import Traits, probe
+
+logger = logging.getLogger(__name__)
 
 
 def load_model(
@@ -47,16 +49,12 @@ def load_model(
         template = ChatTemplate.from_metadata(gguf.metadata, tokenizer)
         check_context(options.context, model.config.context_length)
         total = sum(t.data.nbytes for t in gguf.tensors.values())
-        try:
-            gpu = open_gpu(options.adapter)
+        with ModelIdentity(options.model, options.tiers) as identity:
             try:
-                limits, _ = resolve(_config(options), model_facts(model, total, options), _device_facts(options, gpu))
-                table = _build(options, gguf, model, gpu, limits, total, progress, cancelled)
-            except BaseException:
-                gpu.close()
-                raise
-        except ShaderError as error:
-            raise DeviceFailed(str(error)) from error
+                gpu, table, traits = _build_what_fits(options, gguf, model, total, progress, cancelled)
+            except ShaderError as error:
+                raise DeviceFailed(str(error)) from error
+            fingerprint = identity.fingerprint(gpu.adapter, traits, options.kv_type, ())
     if trace.enabled:
         table.time_steps(trace.gpu_span)
     return LoadedModel(
@@ -65,12 +63,13 @@ def load_model(
         quantization=model.config.file_type,
         adapter=gpu.adapter.name,
         software_adapter=gpu.adapter.software,
-        context_length=limits.context_length,
+        context_length=table.limits.context_length,
         load_s=time.perf_counter() - started,
         weight_bytes=total,
         tokenizer=tokenizer,
         chat_template=template,
         table=table,
+        fingerprint=fingerprint,
     )
 
 
@@ -81,35 +80,41 @@ def display_name(path: Path) -> str:
     return re.sub(r"[-_ ]+", " ", stem).strip() or path.name
 
 
-def _config(options: LoadOptions) -> EngineConfig:
-    return EngineConfig(
-        mode=options.mode,
-        context=options.context,
-        total_tokens=options.total_tokens,
-        max_sequences=options.max_sequences,
-        memory_bytes=options.memory_bytes,
+def _build_what_fits(
+    options: LoadOptions,
+    gguf: GgufFile,
+    model: Model,
+    total: int,
+    progress: Callable[[LoadProgress], None],
+    cancelled: Callable[[], bool],
+) -> tuple[Gpu, GpuTable, Traits]:
+    """A model on a device of its own. Where that refuses what should have fitted, pages for the cache go first."""
+    gpu = open_gpu(options.adapter)
+    try:
+        plan = plan_load(options, gguf, model, gpu)
+        tries = [(plan.limits, plan.estimate), *smaller_pools(plan.config, plan.limits, plan.estimate)]
+        for limits, estimate in tries:
+            progress(LoadProgress(stage="Reading", done_bytes=0, total_bytes=total, estimate=estimate))
+            try:
+                return gpu, *_build(options, gguf, model, gpu, limits, total, progress, cancelled)
+            except OutOfDeviceMemory as error:
+                logger.warning("No room for %d pages: %s", limits.num_pages, error)
+                gpu.close()
+                gpu = open_gpu(options.adapter)
+        raise ModelNotLoaded(_refused(plan))
+    except BaseException:
+        gpu.close()
+        raise
+
+
+def _refused(plan: LoadPlan) -> str:
+    estimate, context = plan.estimate, plan.limits.context_length
+    sentence = (
+        f"The graphics device has no room for {gigabytes(estimate.total)} GB, of which this model takes "
+        f"{gigabytes(estimate.weights)} and {estimate.tokens:,} tokens {gigabytes(estimate.context)}, "
+        f"though {gigabytes(plan.device.budget_bytes)} GB should be free ({plan.device.source})."
     )
-
-
-def model_facts(model: Model, weight_bytes: int, options: LoadOptions) -> ModelFacts:
-    """What the model asks of memory with these options."""
-    config = model.config
-    layer_page = layer_page_bytes(config, options.kv_type)
-    return ModelFacts(
-        vocab_size=config.vocab_size,
-        trained_context=config.context_length,
-        weight_bytes=weight_bytes,
-        page_bytes=2 * config.num_layers * layer_page,
-        layer_page_bytes=layer_page,
-        row_bytes=scratch_row_bytes(config),
-    )
-
-
-def _device_facts(options: LoadOptions, gpu: Gpu) -> DeviceFacts:
-    if options.memory_bytes is not None:
-        return DeviceFacts(options.memory_bytes, gpu.max_binding_bytes, "you")
-    budget = memory_budget(gpu.adapter)
-    return DeviceFacts(budget.bytes, gpu.max_binding_bytes, budget.source)
+    return f"{sentence} Close other programs that use it, or load the model with a context of {context // 2:,} or less."
 
 
 def _build(
@@ -121,7 +126,7 @@ def _build(
     total: int,
     progress: Callable[[LoadProgress], None],
     cancelled: Callable[[], bool],
-) -> GpuTable:
+) -> tuple[GpuTable, Traits]:
     done = 0
 
     def moved(count: int) -> None:
@@ -148,7 +153,7 @@ def _build(
     table = GpuTable(runner, limits, gpu.close)
     progress(LoadProgress(stage="Preparing kernels", done_bytes=total, total_bytes=total))
     _warm(table, cancelled)
-    return table
+    return table, traits
 
 
 def choose_kernels(traits: Traits, options: LoadOptions) -> Traits:

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
-from engine.config import Mode
+from engine.config import Estimate, Mode
 from engine.function_table import FunctionTable
+from engine.tiers.settings import TierSettings
 from models.answer_memory import AnswerMemory
 from models.chat_template import ChatTemplate
 from models.tokenizer import Tokenizer
@@ -24,7 +25,8 @@ KernelSet = Literal["fused", "plain"]
 class LoadOptions:
     """What the user said; None means that the engine decides. `kernels` None probes the device.
 
-    mode, max_sequences, total_tokens and memory_bytes as engine/config.py has them.
+    mode, max_sequences, total_tokens and memory_bytes as engine/config.py has them. tiers: where conversations are kept
+    below the device; None: nowhere.
     """
 
     model: Path
@@ -36,20 +38,28 @@ class LoadOptions:
     max_sequences: int | None = None
     total_tokens: int | None = None
     memory_bytes: int | None = None
+    tiers: TierSettings | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadProgress:
-    """How far a load is: a stage in words ("Reading", "Loading weights", "Preparing kernels") and bytes of weights."""
+    """How far a load is: a stage in words ("Reading", "Loading weights", "Preparing kernels") and bytes of weights.
+
+    `estimate`, what the load will take on the device, comes once it is known, before any weight moves.
+    """
 
     stage: str
     done_bytes: int
     total_bytes: int
+    estimate: Estimate | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A model ready to answer. `table` belongs to the engine's background thread; the rest may be used anywhere."""
+    """A model ready to answer. `table` belongs to the engine's background thread; the rest may be used anywhere.
+
+    fingerprint: equal for whatever computes the same keys and values; empty where nothing is kept below the device.
+    """
 
     name: str
     path: Path
@@ -63,6 +73,7 @@ class LoadedModel:
     chat_template: ChatTemplate
     table: FunctionTable
     answers: AnswerMemory = field(default_factory=AnswerMemory)
+    fingerprint: bytes = b""
 
 
 class Loader(Protocol):

@@ -40,6 +40,10 @@ class AnswerMemory:
         self._store = store
         self._token_bytes = token_bytes
 
+    def look_in(self, store: AnswerStore | None, token_bytes: Callable[[int], bytes]) -> None:
+        """From now on keep answers in a store too, and look there for what is not here."""
+        self._store, self._token_bytes = store, token_bytes
+
     def remember(self, text: str, tokens: Sequence[int], *, chat: str | None = None, persist: bool = True) -> None:
         """Keep an answer; of two with one text the newer counts. Empty ones are of no use.
 

@@ -6,11 +6,12 @@ The engine's background thread.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from models.config import ModelConfig
-from shaders.arena import Arena
+from shaders.arena import ARENA_ALIGNMENT, Arena
 from shaders.device import Buffer, Gpu
 from shaders.errors import BindingError
 
@@ -56,13 +57,26 @@ def allocate_pages(
         tokens = gpu.max_binding_bytes // layer_page_bytes(config, kv_type) * PAGE_TOKENS
         raise BindingError(f"this device can keep {tokens} tokens of this model; load it with a smaller context")
     stride = -(-context // PAGE_TOKENS)
-    padded = -(-size // 256) * 256
-    arena = Arena(gpu, "pages", min(_ARENA_BYTES, 2 * config.num_layers * padded))
+    keys = [f"keys {layer}" for layer in range(config.num_layers)]
+    values = [f"values {layer}" for layer in range(config.num_layers)]
+    parts = _in_few_buffers(gpu, [*keys, *values], size)
     return KvPages(
         kv_type=kv_type,
         num_pages=num_pages,
         table_stride=stride,
-        keys=tuple(arena.take(f"keys {layer}", size) for layer in range(config.num_layers)),
-        values=tuple(arena.take(f"values {layer}", size) for layer in range(config.num_layers)),
+        keys=parts[: config.num_layers],
+        values=parts[config.num_layers :],
         page_table=gpu.storage("page table", 4 * num_slots * stride),
     )
+
+
+def _in_few_buffers(gpu: Gpu, names: Sequence[str], size: int) -> tuple[Buffer, ...]:
+    """Parts of one size, in arenas that end with their last part: pages take just what a budget counted for them."""
+    padded = -(-size // ARENA_ALIGNMENT) * ARENA_ALIGNMENT
+    per_arena = max(1, _ARENA_BYTES // padded)
+    parts: list[Buffer] = []
+    for first in range(0, len(names), per_arena):
+        group = names[first : first + per_arena]
+        arena = Arena(gpu, "pages", len(group) * padded)
+        parts += [arena.take(name, size) for name in group]
+    return tuple(parts)

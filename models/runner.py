@@ -26,9 +26,9 @@ from models.kv_pages import KvPages
 from models.page_copies import PageCopier
 from models.page_moves import MovePart, PageMover
 from models.plan import Plan
-from shaders.device import Gpu
+from shaders.device import Buffer, Gpu
 from shaders.dispatch import Dispatch
-from shaders.errors import DeviceLost
+from shaders.errors import DeviceLost, ShaderError
 from shaders.logit_table import LogitTable
 from shaders.ops.logits import RECORD_BYTES
 from shaders.recorder import Command, Copy, MappedBuffer, Recorder, command
@@ -263,7 +263,14 @@ class Runner:
         return self._plan.head if part == "head" else self._draw.part(part)
 
     def _make_ring(self, name: str, size: int) -> list[MappedBuffer]:
-        return [self._make_mapped(f"{name} {i}", size) for i in range(self._depth)]
+        buffers: list[Buffer] = []
+        try:
+            for i in range(self._depth):
+                buffers.append(self.gpu.readback(f"{name} {i}", size))
+        except ShaderError:
+            self.gpu.release(buffers)  # or each request that asks would take some more
+            raise
+        return [MappedBuffer(self._recorder, buffer) for buffer in buffers]
 
     def _make_mapped(self, name: str, size: int) -> MappedBuffer:
         return MappedBuffer(self._recorder, self.gpu.readback(name, size))

@@ -7,9 +7,11 @@ for writing in the same dispatch (shaders/kernel.py refuses it). The engine's ba
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from shaders.device import Buffer, Gpu
 
-_ALIGNMENT = 256  # the largest that any device asks of a binding's offset
+ARENA_ALIGNMENT = 256  # the largest that any device asks of a binding's offset
 
 
 class Arena:
@@ -31,7 +33,7 @@ class Arena:
             self._chunk = self._new_chunk()
             self._used = 0
         part = Buffer(name, max(16, -(-size // 16) * 16), self._chunk.handle, self._chunk.serial, self._used)
-        self._used += -(-part.size // _ALIGNMENT) * _ALIGNMENT
+        self._used += -(-part.size // ARENA_ALIGNMENT) * ARENA_ALIGNMENT
         return part
 
     def _new_chunk(self) -> Buffer:
@@ -41,3 +43,17 @@ class Arena:
         # the wrong thing: without this it would later wipe parts that kernels have filled.
         self._gpu.clear(chunk)
         return chunk
+
+
+def arena_bytes(sizes: Iterable[int], chunk_bytes: int) -> int:
+    """What an Arena allocates for parts of these sizes, taken in this order."""
+    total, used = 0, chunk_bytes + 1
+    for size in sizes:
+        if size > chunk_bytes // 2:
+            total += -(-size // 16) * 16
+            continue
+        if used + size > chunk_bytes:
+            total += chunk_bytes
+            used = 0
+        used += -(-max(16, size) // ARENA_ALIGNMENT) * ARENA_ALIGNMENT
+    return total

@@ -165,6 +165,7 @@ class Gpu:
         try:
             handle = self.device.create_buffer(label=name, size=size, usage=usage)
         except Exception as error:  # wgpu has no common root for its allocation errors
+            self.require()
             raise OutOfDeviceMemory(f"The graphics device refused {size / 1e6:.0f} MB for {name}: {error}") from error
         self.allocated_bytes += size
         self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)

@@ -25,13 +25,17 @@ _WORDS = 8
 _SAMPLE = struct.Struct("<4I3fI")
 
 
+def sample_words(vocab_size: int) -> int:
+    """u32 words that a sample takes at most."""
+    return _WORDS + 2 * MAX_BIASES + -(-vocab_size // 32)
+
+
 class LogitTable:
     """Host memory of one step's table, reused from step to step; `bytes_used` counts what must be uploaded."""
 
     def __init__(self, max_samples: int, vocab_size: int) -> None:
         self._mask_words = -(-vocab_size // 32)
-        per_sample = _WORDS + 2 * MAX_BIASES + self._mask_words
-        self.data: npt.NDArray[np.uint32] = np.zeros(max_samples * per_sample, np.uint32)
+        self.data: npt.NDArray[np.uint32] = np.zeros(max_samples * sample_words(vocab_size), np.uint32)
         self.address = self.data.ctypes.data
         self._used = 0
 

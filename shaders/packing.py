@@ -6,7 +6,7 @@ Knows block types by their sizes and shader files only; not what a matrix is for
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -88,6 +88,26 @@ def _raw_file(block_type: str) -> str:
     return f"common/raw_{name}.wgsl"
 
 
+def matrix_bytes(format: BlockFormat, rows: int, k: int, max_binding_bytes: int) -> Iterator[int]:
+    """Sizes of a packed matrix's parts: weights, then scales, of one window after the other."""
+    for count in _tiles_of_windows(format, rows, k, max_binding_bytes):
+        yield from _window_bytes(format, count, k)
+
+
+def _tiles_of_windows(format: BlockFormat, rows: int, k: int, max_binding_bytes: int) -> Iterator[int]:
+    """Tiles in each window, as many as a binding holds; nothing where it holds none."""
+    tiles = -(-rows // TILE_ROWS)
+    per_window = max_binding_bytes // max(_window_bytes(format, 1, k))
+    while tiles and per_window:
+        yield min(tiles, per_window)
+        tiles -= min(tiles, per_window)
+
+
+def _window_bytes(format: BlockFormat, tiles: int, k: int) -> tuple[int, int]:
+    slices = tiles * TILE_ROWS * -(-k // 64)
+    return slices * 4 * format.words_per_64, slices * 4 * format.scale_words_per_64
+
+
 class Packer:
     """Uploads matrices of one model. `moved(n)` hears of every n bytes; it may raise to stop the load."""
 
@@ -135,24 +155,21 @@ class Packer:
         self._gpu.release([self._raw, self._window])
 
     def _allocate(self, name: str, format: BlockFormat, rows: int, k: int) -> PackedMatrix:
-        k_blocks = -(-k // 64)
-        tile_bytes = TILE_ROWS * k_blocks * 4 * max(format.words_per_64, format.scale_words_per_64)
-        tiles = -(-rows // TILE_ROWS)
-        per_window = min(tiles, self._gpu.max_binding_bytes // tile_bytes)
-        if per_window == 0:
-            raise BindingError(f"{name}: {TILE_ROWS} of its rows are larger than one binding of this device")
-        windows = []
-        for tile in range(0, tiles, per_window):
-            count = min(per_window, tiles - tile)
-            slices = count * TILE_ROWS * k_blocks
+        windows: list[PackedWindow] = []
+        tile = 0
+        for count in _tiles_of_windows(format, rows, k, self._gpu.max_binding_bytes):
+            weights, scales = _window_bytes(format, count, k)
             windows.append(
                 PackedWindow(
                     first_tile=tile,
                     rows=min(rows - tile * TILE_ROWS, count * TILE_ROWS),
-                    weights=self._arena.take(name, slices * 4 * format.words_per_64),
-                    scales=self._arena.take(f"{name} scales", slices * 4 * format.scale_words_per_64),
+                    weights=self._arena.take(name, weights),
+                    scales=self._arena.take(f"{name} scales", scales),
                 )
             )
+            tile += count
+        if not windows:
+            raise BindingError(f"{name}: {TILE_ROWS} of its rows are larger than one binding of this device")
         return PackedMatrix(format, rows, k, tuple(windows))
 
     def _fill(self, matrix: PackedMatrix, part: RawMatrix, first_group: int, step: int) -> None:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 FROM_DEVICE = 0xFFFFFFFF
 _SAMPLE = struct.Struct("<4I3f5I")
 _ROW = struct.Struct("<4I")
+SAMPLE_BYTES, ROW_BYTES = _SAMPLE.size, _ROW.size
 
 
 class StepTable:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from engine.errors import OutOfMemory
 from engine.request_state import RequestState
 from engine.state import EngineState
 
@@ -29,3 +30,16 @@ class StepFailed(Exception):
     def __init__(self, participants: Sequence[RequestState], cause: BaseException) -> None:
         super().__init__(f"{type(cause).__name__}: {cause}")
         self.participants = participants
+        self._cause = cause
+
+    @property
+    def sentence(self) -> str:
+        """What to tell the callers of its requests."""
+        if isinstance(self._cause, OutOfMemory):
+            return (
+                "The graphics device has too little memory left for this request. Penalties, bias and logprobs need "
+                "some of their own: leave them out, or load the model with a smaller context."
+            )
+        if isinstance(self._cause, MemoryError):
+            return "There is not enough memory for this answer. Close other programs and send the message again."
+        return f"The model failed while answering ({self}). Send the message again."

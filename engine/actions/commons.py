@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine.actions.base import StepFailed
-from engine.errors import DeviceFailed
+from engine.errors import DeviceFailed, OutOfMemory
 from engine.function_table import PAGE_SIZE, Row, Sample
 from engine.request_state import RequestState
 from engine.saving import Saving
@@ -148,6 +148,8 @@ def submit_step(
     except Exception as error:
         # Whoever only rode along goes on, unless the step is on its way all the same.
         blamed = participants if table.last_submitted == before else [*participants, *plan.drawing]
+        if isinstance(error, OutOfMemory):
+            blamed = _who_asks_for_more(plan) or blamed
         raise StepFailed(blamed, error) from error
     drawing = plan.drawing
     everybody = drawing
@@ -161,6 +163,14 @@ def submit_step(
         sequence.num_drawn += 1
     for sequence in everybody:
         sequence.last_step = number
+
+
+def _who_asks_for_more(plan: StepPlan) -> list[RequestState]:
+    """Those for whom a step needs buffers that others do without. Who has had them before is not to blame."""
+    pairs = zip(plan.samples, plan.drawing, strict=True)
+    asking = [sequence for sample, sequence in pairs if not sample.is_plain]
+    asking += [sequence for sequence, _ in plan.chunks if sequence in plan.scored or sequence.copy is not None]
+    return [sequence for sequence in asking if not sequence.num_drawn] or asking
 
 
 def _tell_table(state: EngineState, sequence: RequestState) -> None:

@@ -53,7 +53,7 @@ class _Models:
         return json_response(Health("ok" if ready else "no model"), 200 if ready else 503)
 
     async def metrics(self, request: Request) -> Response:
-        """The engine's counters as Prometheus reads them."""
+        """The counters as they stand, for Prometheus: unlike an instruction, a scrape must not wait for a step."""
         from engine.exposition import exposition
 
         body, content_type = exposition(self._engine.metrics)

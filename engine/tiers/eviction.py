@@ -51,8 +51,8 @@ class Usage:
     def refresh(self) -> Listing | None:
         """List everything anew, and remove what a process that died left behind. None where that cannot be done."""
         for path in self._owed.copy():
-            self._owed.discard(path)
-            self._unlink(path)
+            if self._unlink(path):
+                self._owed.discard(path)
         try:
             listing = list_models(self._files, self._root)
         except OSError as error:
@@ -102,7 +102,7 @@ class Usage:
             if fact is not None and fact.mtime_ns != mtime_ns:  # used since it was listed
                 with self._lock:
                     heapq.heappush(self._order, (fact.mtime_ns, depth, stored))
-            elif self.remove(stored.folder, stored.parent, stored.key):
+            elif self.remove(stored.folder, stored.parent, stored.key, later=False):
                 gone.append(stored)
         self.remove_if_empty(stored.folder for stored in gone)
         return gone
@@ -122,9 +122,12 @@ class Usage:
         self.remove_if_empty(stored.folder for stored in gone)
         return gone
 
-    def remove(self, folder: Path, parent: Key, key: Key) -> bool:
-        """Remove a block's file; False where it has to stay for now."""
-        if not self._unlink(folder / block_name(parent, key)):
+    def remove(self, folder: Path, parent: Key, key: Key, *, later: bool = True) -> bool:
+        """Remove a block's file; False where it has to stay for now, and then `later` has it tried again."""
+        path = folder / block_name(parent, key)
+        if not self._unlink(path):
+            if later:
+                self._owed.add(path)
             return False
         self.removed(folder, parent, key)
         return True
@@ -136,7 +139,9 @@ class Usage:
                 self._files.remove_folder(folder)
             except OSError as error:
                 if error.errno not in _NOT_EMPTY:
-                    self._complain(error)
+                    self._complain(error, "tidy")
+                    continue
+            self._troubles.heal("tidy")
 
     def _clean(self, listing: Listing) -> int:
         """Remove temporary files that nobody writes any more; returns their bytes."""
@@ -156,15 +161,14 @@ class Usage:
         except FileNotFoundError:
             pass  # another process was faster
         except OSError as error:
-            self._owed.add(path)
             self._complain(error)
             return False
         self._troubles.heal("remove")
         return True
 
-    def _complain(self, error: OSError) -> None:
+    def _complain(self, error: OSError, operation: str = "remove") -> None:
         if not self._files.is_busy(error):
-            self._troubles.report("remove", error)
+            self._troubles.report(operation, error)
 
 
 def _depths(blocks: list[Stored]) -> dict[Key, int]:

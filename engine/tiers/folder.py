@@ -34,6 +34,7 @@ TIME_STEP_NS = 10**6
 _RECENT_NS = 600 * 10**9
 _MAX_HEADS = 4096
 _NO_BLOCK = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+_UNREADABLE = (errno.EIO, errno.EACCES, errno.EPERM)
 
 
 class BlockFolder:
@@ -203,10 +204,10 @@ class BlockFolder:
                 self._usage.added(Stored(self._path, parent, key, there.size, there.mtime_ns))
                 self._index.add(parent, key)
             return False
+        mtime_ns = self._time_after(parent)  # before anything goes, since it saves what precedes this block
         self._make_room(len(file))
         if self._usage.num_bytes + len(file) > self._limits.budget_bytes:
             return False
-        mtime_ns = self._time_after(parent)
         if not write_whole(self._files, path, key, file, mtime_ns):
             return False
         self._usage.added(Stored(self._path, parent, key, len(file), mtime_ns))
@@ -233,11 +234,13 @@ class BlockFolder:
         try:
             file = read_start(self._files, path, most, longest)
         except OSError as error:
-            if error.errno == errno.EIO:
-                raise BadBlock("the drive cannot read it") from None
+            if self._files.is_busy(error):
+                return None
+            if error.errno in _UNREADABLE:
+                raise BadBlock("it cannot be read") from None
             if error.errno in _NO_BLOCK:
                 self._forget(parent, key)
-            elif not self._files.is_busy(error):
+            else:
                 self._troubles.report("read", error)
             return None
         self._troubles.heal("read")

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from engine.tiers.answers import StoredAnswers
 from engine.tiers.chain import BLOCK_TOKENS, Key, chain, root_key
 from engine.tiers.fetch import Fetch, Piece
 from engine.tiers.host import HostTier
@@ -83,6 +84,7 @@ class KvStore:
         # Two, so that a long conversation from a slow drive holds up no other.
         self._readers = (Worker("inglenook-restore-1"), Worker("inglenook-restore-2"))
         self._writer = Worker("inglenook-keep")
+        self.answers = None if notes is None else StoredAnswers(notes, fingerprint, self._writer.submit)
         if notes is not None and model_name:
             self._writer.submit(partial(notes.note_model, fingerprint, model_name))
 
@@ -171,15 +173,6 @@ class KvStore:
         if chat is None:
             self._host.clear()
         self._writer.submit(partial(self._forget, chat))
-
-    def remember_answer(self, chat: str | None, text: str, tokens: Sequence[int]) -> None:
-        """Keep which tokens an answer was made of, on disk, soon. Any thread."""
-        if self._notes is not None:
-            self._writer.submit(partial(self._notes.remember_answer, self.fingerprint, chat, text, tuple(tokens)))
-
-    def recall_answer(self, text: str) -> Sequence[int] | None:
-        """The tokens of an answer with this text. Any thread but the engine's: it may wait for the disk."""
-        return None if self._notes is None else self._notes.recall_answer(self.fingerprint, text)
 
     def clear_host(self) -> None:
         """Let go of what is in memory; the disk stays."""

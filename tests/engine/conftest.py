@@ -1,7 +1,11 @@
-"""The engine without threads or device: a driver that checks the books after every step. Nothing here waits."""
+"""The engine without threads or device: a driver that checks the books after every step. Nothing here waits.
+
+For the tests with threads: a caller that collects a stream's deltas, and a load's outcome.
+"""
 
 from __future__ import annotations
 
+import queue
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -10,10 +14,13 @@ from engine.emission import Emission
 from engine.engine import Engine
 from engine.fake_table import FakeTable
 from engine.function_table import TableLimits
+from engine.loading import LoadedModel, LoadProgress
 from engine.request import Delta, FinishReason, Request
 from engine.stream_back import Stream
+from engine.threaded import LoadFailed, ThreadedEngine
 from engine.tiers.store import KvStore
 
+WAIT_S = 10.0
 END = 299
 """The vocabulary's end token; no other id gives it this meaning."""
 
@@ -139,6 +146,37 @@ class Driver:
         for emission in self.engine.take_outbox():
             assert self.reason(emission.request_id) is None, "something after the end"
             self._streams[emission.request_id].deliver(emission)
+
+
+class Caller:
+    """Adds a request to an engine with threads, and collects its stream's deltas."""
+
+    def __init__(
+        self, engine: ThreadedEngine, request_id: str, prompt_ids: tuple[int, ...] = (104, 105), **options
+    ) -> None:
+        self.deltas: queue.Queue[Delta] = queue.Queue()
+        self.seen: list[Delta] = []
+        engine.add_request(Request(request_id=request_id, prompt_ids=prompt_ids, **options), self.deltas.put)
+
+    def next(self) -> Delta:
+        self.seen.append(self.deltas.get(timeout=WAIT_S))
+        return self.seen[-1]
+
+    def end(self) -> Delta:
+        while not self.seen or self.seen[-1].finish_reason is None:
+            self.next()
+        return self.seen[-1]
+
+    @property
+    def text(self) -> str:
+        return "".join(delta.text for delta in self.seen)
+
+
+def outcome(events: queue.Queue) -> LoadedModel | LoadFailed:
+    """A load's last event."""
+    while isinstance(event := events.get(timeout=WAIT_S), LoadProgress):
+        pass
+    return event
 
 
 def _fail_on_broken(stream: Stream) -> None:

@@ -22,6 +22,10 @@ def model(**changes: int) -> ModelFacts:
         "page_bytes": 2 * MIB,
         "layer_page_bytes": 2 * MIB // 64,
         "row_bytes": 200_000,
+        "sample_bytes": 300_000,
+        "logits_bytes": 128_000,
+        "slot_bytes": 128_004,
+        "position_bytes": 256,
     }
     return ModelFacts(**(facts | changes))
 
@@ -52,7 +56,7 @@ def test_a_wish_that_cannot_fit_is_refused_and_what_is_named_instead_fits() -> N
     with pytest.raises(ModelNotLoaded) as refused:
         resolve(EngineConfig(context=32_768), model(), device(4600))
     sentence = str(refused.value)
-    assert "4.8 GB are free, as told by the test" in sentence
+    assert "4.8 GB are free (the test)" in sentence
     named = re.search(r"A context of ([\d,]+) fits", sentence)
     assert named is not None
     resolve(EngineConfig(context=int(named[1].replace(",", ""))), model(), device(4600))
@@ -77,7 +81,7 @@ def test_modes_differ_in_sequences() -> None:
 def test_total_tokens_as_said_or_refused() -> None:
     limits, _ = resolve(EngineConfig(context=1024, total_tokens=4096), model(), device(8000))
     assert limits.num_pages * PAGE_SIZE == 4096
-    with pytest.raises(ModelNotLoaded, match="must be 1024 to"):
+    with pytest.raises(ModelNotLoaded, match="must be 1,024 to"):
         resolve(EngineConfig(context=1024, total_tokens=512), model(), device(8000))
 
 

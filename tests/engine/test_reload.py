@@ -11,29 +11,9 @@ from engine.errors import DeviceFailed
 from engine.fake_loader import ANSWER, fake_loader
 from engine.fake_table import Fault
 from engine.generate import load_blocking
-from engine.loading import LoadedModel, LoadOptions, LoadProgress
-from engine.request import Delta, Request
-from engine.threaded import LoadFailed, ThreadedEngine
-
-WAIT_S = 10.0
-
-
-class Caller:
-    """Collects one stream's deltas."""
-
-    def __init__(self, engine: ThreadedEngine, request_id: str, **options) -> None:
-        self.deltas: queue.Queue[Delta] = queue.Queue()
-        self.seen: list[Delta] = []
-        engine.add_request(Request(request_id=request_id, prompt_ids=(104, 105), **options), self.deltas.put)
-
-    def next(self) -> Delta:
-        self.seen.append(self.deltas.get(timeout=WAIT_S))
-        return self.seen[-1]
-
-    def end(self) -> Delta:
-        while not self.seen or self.seen[-1].finish_reason is None:
-            self.next()
-        return self.seen[-1]
+from engine.loading import LoadedModel, LoadOptions
+from engine.threaded import ThreadedEngine
+from tests.engine.conftest import WAIT_S, Caller, outcome
 
 
 @pytest.fixture
@@ -49,12 +29,6 @@ def start():
     yield make
     for engine in engines:
         engine.shutdown(WAIT_S)
-
-
-def outcome(events: queue.Queue) -> LoadedModel | LoadFailed:
-    while isinstance(event := events.get(timeout=WAIT_S), LoadProgress):
-        pass
-    return event
 
 
 def test_a_reload_keeps_its_callers_alive(start):

@@ -16,32 +16,10 @@ from engine.fake_table import Fault
 from engine.loading import LoadedModel, LoadOptions, LoadProgress
 from engine.request import Delta, Request
 from engine.threaded import LoadFailed, ThreadedEngine
+from tests.engine.conftest import WAIT_S, Caller, outcome
 
-WAIT_S = 10.0
 A = LoadOptions(model=Path("a.gguf"))
 B = LoadOptions(model=Path("b.gguf"))
-
-
-class Caller:
-    """Collects one stream's deltas."""
-
-    def __init__(self, engine: ThreadedEngine, request_id: str, **options) -> None:
-        self.deltas: queue.Queue[Delta] = queue.Queue()
-        self.seen: list[Delta] = []
-        engine.add_request(Request(request_id=request_id, prompt_ids=(104, 105), **options), self.deltas.put)
-
-    def next(self) -> Delta:
-        self.seen.append(self.deltas.get(timeout=WAIT_S))
-        return self.seen[-1]
-
-    def end(self) -> Delta:
-        while not self.seen or self.seen[-1].finish_reason is None:
-            self.next()
-        return self.seen[-1]
-
-    @property
-    def text(self) -> str:
-        return "".join(delta.text for delta in self.seen)
 
 
 @pytest.fixture
@@ -75,12 +53,6 @@ def load(engine: ThreadedEngine, options: LoadOptions = A) -> queue.Queue:
     events: queue.Queue = queue.Queue()
     engine.load(options, events.put)
     return events
-
-
-def outcome(events: queue.Queue) -> LoadedModel | LoadFailed:
-    while isinstance(event := events.get(timeout=WAIT_S), LoadProgress):
-        pass
-    return event
 
 
 def loaded(start, **options) -> ThreadedEngine:

@@ -268,7 +268,7 @@ def check_nothing_is_left(engine: ThreadedEngine) -> None:
     """What was aborted last may still be on the device; then all slots are free, and all pages free or kept."""
     core = engine._engine
     assert core is not None
-    _wait(lambda: not core.has_work and not engine._instructions)
+    _wait(lambda: not core.has_work and not engine._queue)
     state = core.state
     state.check_integrity()
     assert not state.ledger and not engine._streams

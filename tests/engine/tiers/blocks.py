@@ -92,8 +92,10 @@ class WatchedFiles(QuickFiles):
 
 def _watched(name: str) -> Callable[..., object]:
     def call(self: WatchedFiles, *arguments: object) -> object:
+        if name == "close":  # which gives the descriptor back also when it fails
+            QuickFiles.close(self, *arguments)
         self.watch(name)
-        return getattr(QuickFiles, name)(self, *arguments)
+        return None if name == "close" else getattr(QuickFiles, name)(self, *arguments)
 
     return call
 

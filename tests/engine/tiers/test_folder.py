@@ -8,6 +8,7 @@ import os
 import random
 import stat
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -601,6 +602,28 @@ def test_what_somebody_reads_goes_later(tmp_path: Path, caplog: pytest.LogCaptur
     folder.scan()
     assert kept(tmp_path, CHAIN[:3]) == [True, False, False], "what was to be forgotten is still there"
     write_all(folder, CHAIN[1:3])
+
+
+# -- threads
+
+
+def test_one_thread_writes_while_another_one_reads(tmp_path: Path) -> None:
+    chains = [make_chain(4, seed=seed) for seed in range(8)]
+    folder = make_folder(tmp_path, budget=10 * SIZE)
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(lambda: [folder.write(block) for _ in range(6) for chain in chains for block in chain])
+        num_read = 0
+        while not writing.done():
+            for block in (block for chain in chains for block in chain):
+                assert folder.read(block.parent, block.key) in (None, block)
+                assert folder.head(block.parent, block.key) in (None, block.tokens)
+                num_read += folder.contains(block.key) and block.key in folder.children(block.parent)
+            folder.touch(pairs(chains[0]))
+            folder.scan()
+        assert sum(writing.result()) > 10 and num_read > 10
+    folder.scan()
+    assert len(folder) == len(block_files(tmp_path)) and folder.used_bytes == bytes_used(tmp_path) <= 10 * SIZE
+    assert folder.trouble is None
 
 
 # -- the seam

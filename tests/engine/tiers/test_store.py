@@ -1,4 +1,4 @@
-"""The tiers behind one face: what was put in comes out again, after a restart too, and whatever is wrong costs time only."""
+"""The tiers behind one face: what was put in comes out again, after a restart too; what is wrong costs time only."""
 
 from __future__ import annotations
 
@@ -204,21 +204,21 @@ def test_everything_is_forgotten(open_tiers, tmp_path):
     store = open_tiers()
     keep(store, tokens_of(100, 1))
     keep(open_tiers(OTHER), tokens_of(100, 2))
-    store.remember_answer(None, "An answer.", (1, 2, 3))
-    assert store.flush(5.0) and store.recall_answer("An answer.") == (1, 2, 3)
+    store.answers.remember("An answer.", (1, 2, 3), None)
+    assert store.flush(5.0) and store.answers.recall("An answer.") == (1, 2, 3)
     store.forget(None)
     assert store.flush(5.0)
     assert list(tmp_path.rglob("*.safetensors")) == []
     assert bring(store, tokens_of(100, 1)) == []
-    assert store.recall_answer("An answer.") is None
+    assert store.answers.recall("An answer.") is None
 
 
 def test_answers_outlive_the_process(open_tiers):
     store = open_tiers()
-    store.remember_answer("chat", "An answer.", (1, 2, 3))
+    store.answers.remember("An answer.", (1, 2, 3), "chat")
     assert store.flush(5.0)
-    assert open_tiers().recall_answer("An answer.") == (1, 2, 3)
-    assert open_tiers(OTHER).recall_answer("An answer.") is None
+    assert open_tiers().answers.recall("An answer.") == (1, 2, 3)
+    assert open_tiers(OTHER).answers.recall("An answer.") is None
 
 
 def test_a_model_without_a_fingerprint_has_no_tiers(tmp_path):

@@ -1,0 +1,80 @@
+"""What a load is said to take, against what the device counts: never less, and not much more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from engine.config import MARGIN_BYTES, Estimate
+from engine.function_table import MAX_MOVED_PAGES, Row, Sample
+from engine.gpu_table import GpuTable
+from engine.load_plan import estimate_load
+from engine.loader import load_model
+from engine.loading import LoadOptions, LoadProgress
+from engine.request import GREEDY, SamplingParams
+from tests.engine.gpu.conftest import DATA, table_of
+
+TINY = DATA / "gguf_llama" / "tiny-F16.gguf"
+MIB = 1 << 20
+
+
+@contextmanager
+def load(options: LoadOptions) -> Iterator[tuple[GpuTable, Estimate]]:
+    """A model, and what was said of it before its weights moved."""
+    events: list[LoadProgress] = []
+    model = load_model(options, events.append, lambda: False)
+    try:
+        [(at, estimate)] = [(index, event.estimate) for index, event in enumerate(events) if event.estimate]
+        assert at < next(index for index, event in enumerate(events) if event.stage == "Loading weights")
+        yield table_of(model), estimate
+    finally:
+        model.table.close()
+
+
+def use_everything(table: GpuTable) -> None:
+    """Have it take the buffers that it takes only when first asked."""
+    penalized = SamplingParams(temperature=0.0, frequency_penalty=0.5)
+    table.set_pages(0, 0, [0, 1])
+    table.set_counts(0, [1, 2], [])
+    table.begin_forward()
+    table.copy_pages([(0, 1)])
+    table.embed([Row(1, 0, 0), Row(2, 1, 0)])
+    table.prefill()
+    table.logits([0, 1])
+    table.sample([Sample(0, 0, 1, GREEDY, top_logprobs=3, forced=2), Sample(1, 0, 2, penalized, top_logprobs=20)])
+    table.end_forward()
+    assert table.retire(wait=True).logprobs
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"context": 512},
+        {"context": 2048, "kv_type": "f32", "mode": "interactive"},
+        {"context": 512, "mode": "server", "max_sequences": 9},
+        {"context": 1024, "total_tokens": 5000, "max_sequences": 100, "kernels": "plain"},
+        {},
+    ],
+    ids=str,
+)
+def test_estimate_of_the_starter_model(options: dict, starter_path: Path) -> None:
+    check(LoadOptions(model=starter_path, **options))
+
+
+@pytest.mark.parametrize("kernels", ["fused", "plain"])
+def test_estimate_of_a_tiny_model(kernels: str) -> None:
+    check(LoadOptions(model=TINY, kernels=kernels))
+
+
+def check(options: LoadOptions) -> None:
+    with load(options) as (table, estimate):
+        use_everything(table)
+        actual, limits = table.gpu_bytes, table.limits
+    print(f"{estimate.total / MIB:.1f} {actual / MIB:.1f} {estimate}")
+    moves = 6 * MAX_MOVED_PAGES * limits.page_bytes
+    assert actual <= estimate.total <= 1.1 * actual + MARGIN_BYTES + moves
+    assert estimate.tokens == 16 * limits.num_pages
+    assert estimate_load(options).estimate == estimate
