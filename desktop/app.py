@@ -50,10 +50,17 @@ def run_window(
 
     def options() -> LoadOptions:
         from engine.loading import LoadOptions
-        from models.library import resolve
+        from engine.tiers.settings import TierSettings
+        from models.library import prefix_cache_dir, resolve
 
-        path = resolve(None) if model is None else model
-        return LoadOptions(model=path, adapter=adapter, context=context, kv_type=kv_type, kernels=kernels)
+        return LoadOptions(
+            model=resolve(None) if model is None else model,
+            adapter=adapter,
+            context=context,
+            kv_type=kv_type,
+            kernels=kernels,
+            tiers=TierSettings(root=prefix_cache_dir()),
+        )
 
     application = make_application()
     look = Theme(theme)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from desktop.commands import common, options, terminal
+from desktop.commands import cache_options, common, options, terminal
 from desktop.commands.generate import message
 from engine.errors import EngineError
 from engine.request import Request
@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_model(parser)
     parser.add_argument("-p", "--prompt", metavar="TEXT", help="answer this, then exit")
     options.add_sampling(parser, temperature=_TEMPERATURE, top_p=_TOP_P)
+    cache_options.add_cache(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -82,6 +83,7 @@ class Conversation:
             sampling=options.sampling(self.args),
             max_tokens=self.args.max_tokens,
             stop=self.stop,
+            use_cache=not self.args.no_prefix_cache,
         )
         last = None
         try:

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from desktop.commands import terminal
+from desktop.commands import cache_options, terminal
 from engine.errors import InvalidParameter
 from engine.request import Delta, Request
 
@@ -113,6 +113,7 @@ def load_options(args: argparse.Namespace, *, context: int | None = None) -> Loa
         context=args.context if context is None else context,
         kv_type=args.kv_type,
         kernels=args.kernels,
+        tiers=cache_options.tiers(args),
     )
 
 

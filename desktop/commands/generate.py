@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from desktop.commands import common, options, terminal
+from desktop.commands import cache_options, common, options, terminal
 from engine.errors import EngineError
 from engine.request import Delta, Request
 
@@ -35,7 +35,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "--stop", action="append", default=[], metavar="S", help="end before this text; may be given several times"
     )
     parser.add_argument("--ignore-eos", action="store_true", help="go on past end tokens and stop texts")
-    parser.add_argument("--no-prefix-cache", action="store_true", help="neither use nor leave anything computed before")
+    cache_options.add_cache(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the text")
 
 
@@ -126,7 +126,7 @@ def _prompt_ids(args: argparse.Namespace, messages: list[Message] | None, model:
         common.check_token_ids(args.token_ids, model.tokenizer.vocab_size)
         return list(args.token_ids)
     if messages is not None:
-        return model.chat_template.prompt_ids(messages, model.tokenizer)
+        return model.chat_template.prompt_ids(messages, model.tokenizer, answers=model.answers)
     return model.tokenizer.encode(common.plain_text(args.prompt))
 
 

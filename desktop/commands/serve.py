@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 from time import sleep as _wait  # under a name of its own, for tests to put something else here
 from types import FrameType
 
-from desktop.commands import common, options, terminal
+from desktop.commands import cache_options, common, options, terminal
 from engine.errors import EngineError
 from engine.server.settings import DEFAULT_HOST, DEFAULT_PORT, EndpointSettings
 
@@ -36,11 +36,12 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "--port", type=_port, metavar="P", help=f"the port; 0 takes any (default: {DEFAULT_PORT}, or the next)"
     )
     parser.add_argument("--api-key", type=_key, metavar="K", help="let in only programs that send this key")
+    cache_options.add_cache(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until told to stop. Raises CommandError where the address cannot be had, else EngineError or ModelError."""
-    settings = EndpointSettings(host=args.host, api_key=args.api_key)
+    settings = EndpointSettings(host=args.host, api_key=args.api_key, use_cache=not args.no_prefix_cache)
     try:
         with _terminable(), closing(listening_socket(args.host, args.port)) as sock, common.session(args) as session:
             common.template_stops(session.model)  # for what it says on stderr

@@ -64,7 +64,7 @@ class ChatCompletions:
 
     async def _answer(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         loop = asyncio.get_running_loop()
-        asked = await loop.run_in_executor(self._workers, read_request, body, self._model())
+        asked = await loop.run_in_executor(self._workers, read_request, body, self._model(), self._settings)
         with self._opened(asked) as deltas:
             if asked.stream:
                 await _send_stream(asked, deltas, send)

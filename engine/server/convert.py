@@ -19,6 +19,7 @@ from engine.loading import LoadedModel
 from engine.request import MAX_TOP_LOGPROBS, Request, SamplingParams
 from engine.server.errors import ApiError, no_such_model, of_exception
 from engine.server.protocol import ChatMessage, ChatRequest
+from engine.server.settings import EndpointSettings
 from models.chat_template import Message
 from models.errors import ModelError
 from models.tokenizer import Tokenizer
@@ -63,10 +64,10 @@ def is_served(name: str, model: LoadedModel) -> bool:
     return name.lower() in (model_id(model).lower(), model.name.lower())
 
 
-def read_request(body: bytes, model: LoadedModel) -> Asked:
+def read_request(body: bytes, model: LoadedModel, settings: EndpointSettings) -> Asked:
     """Understand a request's body. Raises ApiError."""
     try:
-        return _asked(_decoder.decode(body), model)
+        return _asked(_decoder.decode(body), model, settings)
     except msgspec.ValidationError as error:
         raise _wrong_type(str(error)) from error
     except (msgspec.DecodeError, RecursionError) as error:
@@ -75,7 +76,7 @@ def read_request(body: bytes, model: LoadedModel) -> Asked:
         raise of_exception(error) from error
 
 
-def _asked(wire: ChatRequest, model: LoadedModel) -> Asked:
+def _asked(wire: ChatRequest, model: LoadedModel, settings: EndpointSettings) -> Asked:
     if wire.model and not is_served(wire.model, model):
         raise no_such_model(wire.model, model_id(model))
     _refuse_what_is_missing(wire)
@@ -95,6 +96,8 @@ def _asked(wire: ChatRequest, model: LoadedModel) -> Asked:
         stop=_stops(wire) + model.chat_template.stop_texts,
         n=_or(wire.n, 1),
         logprobs=_logprobs(wire),
+        use_cache=settings.use_cache and wire.cache_prompt is not False,
+        persist=settings.persist and _may_persist(wire),
     )
     include_usage = wire.stream_options is not None and wire.stream_options.include_usage is True
     return Asked(
@@ -104,6 +107,17 @@ def _asked(wire: ChatRequest, model: LoadedModel) -> Asked:
         stream=wire.stream is True,
         include_usage=include_usage,
     )
+
+
+def _may_persist(wire: ChatRequest) -> bool:
+    """OpenAI's word for how long what was computed is kept: in memory, or a day (here: as long as there is room)."""
+    retention = wire.prompt_cache_retention
+    if retention in (None, "24h"):
+        return True
+    if retention in ("in_memory", "in-memory"):
+        return False
+    message = f"prompt_cache_retention is {retention}; it must be in_memory or 24h."
+    raise ApiError(400, message, param="prompt_cache_retention", code="invalid_value")
 
 
 def _refuse_what_is_missing(wire: ChatRequest) -> None:

@@ -52,6 +52,8 @@ class ChatRequest(Struct, kw_only=True):
     repetition_penalty: float | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    prompt_cache_retention: str | None = None
+    cache_prompt: bool | None = None
     # Refused unless their value asks for nothing; see convert.py.
     tools: Raw = Raw(b"null")
     tool_choice: Raw = Raw(b"null")
