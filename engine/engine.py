@@ -88,10 +88,14 @@ class Engine:
 
     def clear_cache(self) -> None:
         """Forget every prompt and answer that is kept for later in memory, pinned ones too. The disk is left alone."""
-        self.state.saver.release_held()
+        self.state.saver.forget(None)
         if self.state.store is not None:
             self.state.store.clear_host()
         self.state.cache.clear(self.state.table.last_submitted)
+
+    def forget(self, chat: str) -> None:
+        """Keep nothing more of what was computed for a chat until now. What the tiers have is the store's to forget."""
+        self.state.saver.forget(chat)
 
     def detach(self) -> list[OpenRequest]:
         """Hand over the open requests, with what they were told, for an engine on the same model loaded again.

@@ -7,6 +7,7 @@ thread.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -79,9 +80,16 @@ def fake_loader(
             tokenizer=tokenizer,
             chat_template=ChatTemplate.from_metadata(metadata, tokenizer),
             table=FakeTable(limits, next_token=next_token, delay=delay, step_s=step_s, faults=pending),
+            fingerprint=_fingerprint(options),
         )
 
     return load
+
+
+def _fingerprint(options: LoadOptions) -> bytes:
+    if options.tiers is None:
+        return b""
+    return hashlib.blake2b(str(options.model).encode(), digest_size=16).digest()
 
 
 def _pretend_to_read(load_s: float, progress: Callable[[LoadProgress], None], cancelled: Callable[[], bool]) -> None:

@@ -29,7 +29,7 @@ class Keeping:
         """The tiers of a model that was just loaded; the same ones where it is the same model again."""
         store = self._store
         if store is None or store.fingerprint != model.fingerprint:
-            self.close(0.0)
+            self.close(SAVE_S)  # so that what was just written is found where the same model comes back
             if options is None or options.tiers is None:
                 return None
             store = open_store(options.tiers, model.fingerprint, model.table.limits.page_bytes, model.name)

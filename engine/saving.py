@@ -49,6 +49,7 @@ class Saver:
         self._pages = pages
         self._table = table
         self._queue: deque[Saving] = deque()
+        self._reading: list[Saving] = []
         self._expected: set[tuple[Key, bool]] = set()  # queued or being read
         self._cost_s = _FIRST_COST_S
         self._credit_s = 0.0
@@ -86,18 +87,22 @@ class Saver:
     def next(self) -> Saving:
         """The kv block to be read now. Its pages are held until the caller, who submits the step, lets them go."""
         saving = self._queue.popleft()
+        self._reading.append(saving)
         self._credit_s = max(0.0, self._credit_s - self._cost_s)
         return saving
 
-    def lost(self, saving: Saving) -> None:
-        """Its step was not submitted, or its bytes did not come."""
+    def lost(self, saving: Saving) -> bool:
+        """Its step was not submitted, or its bytes did not come; False if nobody wants it any more."""
+        wanted = any(each is saving for each in self._reading)
+        self._reading = [each for each in self._reading if each is not saving]
         self._expected.discard((saving.key, saving.persist))
+        return wanted
 
     def arrived(self, saving: Saving, data: bytes, seconds: float) -> None:
         """A kv block was read, in a step that took so long."""
         self._cost_s += _WEIGHT * (seconds - self._cost_s)
-        self._expected.discard((saving.key, saving.persist))
-        if self._store is not None and len(data) == len(saving.pages) * self._table.limits.page_bytes:
+        wanted = self.lost(saving)
+        if wanted and self._store is not None and len(data) == len(saving.pages) * self._table.limits.page_bytes:
             block = KvBlock(saving.parent, saving.tokens, data)
             self._store.put(block, persist=saving.persist, chat=saving.chat)
 
@@ -114,6 +119,17 @@ class Saver:
             self._expected.discard((saving.key, saving.persist))
         self._queue.clear()
         return True
+
+    def forget(self, chat: str | None) -> None:
+        """Keep nothing more of what was computed for a chat until now, or with None for anybody."""
+        if chat is None:
+            self.release_held()
+        gone = [saving for saving in self._queue if saving.chat == chat]
+        for saving in gone:
+            self._pages.release(saving.pages, self._table.last_submitted)
+            self._expected.discard((saving.key, saving.persist))
+        self._queue = deque(saving for saving in self._queue if saving.chat != chat)
+        self._reading = [saving for saving in self._reading if chat is not None and saving.chat != chat]
 
     def pages_held(self) -> list[int]:
         """Every reference of the queue."""

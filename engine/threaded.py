@@ -113,7 +113,7 @@ class ThreadedEngine:
     def forget(self, chat: str | None) -> None:
         """Let go of what is kept of a chat and no other one has, on disk too; with None, of everything.
 
-        Only while a model is loaded; engine.tiers.settings.forget_on_disk() needs none.
+        What is still being answered goes on, and is kept when it ends: abort it first. Only while a model is loaded; engine.tiers.settings.forget_on_disk() needs none.
         """
         self._queue.put(Forget(chat))
 
@@ -189,8 +189,10 @@ class ThreadedEngine:
                 if self._engine is not None:
                     self._engine.clear_cache()
             case Forget(chat):
-                if chat is None and self._engine is not None:
+                if self._engine is not None and chat is None:
                     self._engine.clear_cache()
+                elif self._engine is not None and chat is not None:
+                    self._engine.forget(chat)
                 self._keeping.forget(self._model, chat)
             case QueryMetrics():
                 if self._engine is not None:
@@ -354,7 +356,7 @@ class ThreadedEngine:
                     self._streams.answer(stream, Emission(request.request_id, finish_reason="abort"))
                 case Load():
                     self._tell(instruction, SUPERSEDED)
-                case QueryMetrics():
+                case QueryMetrics() | Forget():
                     self._obey(instruction)
         self._unload("abort")
         self._stream_back.close()

@@ -63,10 +63,12 @@ ENDS = ("abort", None)
         (lambda engine: engine.unload(), ENDS),
         (lambda engine: engine.reload(nothing), GOES_ON),
         (lambda engine: engine.reset(), ENDS),
+        (lambda engine: engine.forget("a chat"), GOES_ON),
+        (lambda engine: engine.forget(None), GOES_ON),
         (lambda engine: engine.query_metrics(nothing), GOES_ON),
         (lambda engine: engine.shutdown(), ENDS),
     ],
-    ids="add abort-another abort load-the-same load-another unload reload reset metrics shutdown".split(),
+    ids="add abort-another abort load-the-same load-another unload reload reset forget-a-chat forget-everything metrics shutdown".split(),
 )
 def test_effect_on_a_running_stream(
     start: Start, instruct: Callable[[ThreadedEngine], object], effect: tuple[str, int | None]

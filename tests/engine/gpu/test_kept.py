@@ -121,7 +121,7 @@ def test_a_continuation_has_the_same_bits(conversation: Conversation) -> None:
 def test_a_branch_inside_a_block(conversation: Conversation, common: int) -> None:
     """Another conversation begins alike; what follows in the block it shares is not taken for its own."""
     conversation.tell(LENGTHS[-1])
-    branch = [*conversation.ids[:common], *conversation.ids[9:0:-1]]
+    branch = [*conversation.ids[:common], 1000, *conversation.ids[9:0:-1]]
     cold = conversation.cold()
     cold.tell("cold", branch, 4)
     for tier in ("memory", "disk"):
