@@ -219,8 +219,8 @@ class Engine:
         if not step.computes:
             return
         state.saver.time_passed(seconds)
-        depth = max((end for _, end in step.chunks), default=0)
-        state.pacer.note(seconds, step.num_prompt_rows, depth)
+        end = max((end for _, end in step.chunks), default=0)
+        state.pacer.note(seconds, step.num_prompt_rows, len(step.participants) - len(step.chunks), end)
         num_drawn = len(step.drawing)
         logprobs = retired.logprobs or (None,) * len(retired.tokens)
         if not num_drawn + len(step.scored) == len(retired.tokens) == len(logprobs):

@@ -31,7 +31,7 @@ class NewRequestPrefill:
         num_rows = limits.max_rows - len(riding)
         if riding or state.decode_owed:
             deepest = max((sequence.num_prefilled for sequence in state.prefilling), default=0)
-            num_rows = min(num_rows, state.pacer.rows(deepest))
+            num_rows = min(num_rows, state.pacer.rows(deepest, taking_turns=state.decode_owed))
         plan = StepPlan()
         for sequence in riding:
             plan.decode(sequence)
