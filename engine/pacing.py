@@ -8,8 +8,11 @@ sequence. Only the engine's background thread touches it.
 from __future__ import annotations
 
 MAX_STEP_S = 0.5
+MAX_STEP_ALONE_S = 1.0
+"""Of a step that nobody waits for. Systems take a device for hung that works on one thing for 2 s."""
+
 MIN_ROWS = 8
-_TARGET_S = 0.8 * MAX_STEP_S  # for what no average foresees
+_MARGIN = 0.8  # for what no average foresees
 _FIRST_ROWS = 32
 _DEPTH = 256
 """Positions whose rows share an average."""
@@ -52,17 +55,18 @@ class Pacer:
         known_mean, known_s = self._row_s.get(end // _DEPTH, (0.0, 0.0))
         self._row_s[end // _DEPTH] = _average(known_mean, mean), _average(known_s, row_s)
 
-    def rows(self, depth: int, *, taking_turns: bool = False) -> int:
-        """Prompt rows of a step from this depth on that keep it under MAX_STEP_S: a multiple of 8, at least 8 if there
-        are. With `taking_turns` a step that only decodes comes between two of them, and both together stay under it.
+    def rows(self, depth: int, *, alone: bool = False, taking_turns: bool = False) -> int:
+        """Prompt rows of a step from this depth on that keep it under MAX_STEP_S, or MAX_STEP_ALONE_S where it is
+        `alone`: a multiple of 8, at least 8 if there are. With `taking_turns` a step that only decodes comes between
+        two of them, and both together stay under it.
         """
         if not self._row_s:
             return min(_FIRST_ROWS, self._max_rows)
-        left_s = _TARGET_S - self._base_s * (2 if taking_turns else 1)
-        rows = self._max_rows // MIN_ROWS * MIN_ROWS
+        left_s = _MARGIN * (MAX_STEP_ALONE_S if alone else MAX_STEP_S) - self._base_s * (2 if taking_turns else 1)
+        rows = self._max_rows
         while rows > MIN_ROWS and rows * self._row_s_at(depth + rows / 2) > left_s:
-            rows -= MIN_ROWS
-        return min(max(rows, MIN_ROWS), self._max_rows)
+            rows = (rows - 1) // MIN_ROWS * MIN_ROWS
+        return rows
 
     def row_seconds(self, depth: int) -> float | None:
         """Seconds that a prompt row costs at this depth; None while nothing was measured."""

@@ -1,8 +1,8 @@
 """NewRequestPrefill: admits waiting sequences and computes the next chunk of what is known of them.
 
 One step holds at most max_rows rows. Running sequences ride along with a row each, so that a running stream gets a
-token per chunk; while there are any, the chunk is as small as the measured pace demands (engine/pacing.py). The chunk
-that completes a prompt also draws the next token. What the prefix cache has is not computed again.
+token per chunk; the chunk is as small as the measured pace demands, above all while there are any (engine/pacing.py).
+The chunk that completes a prompt also draws the next token. What the prefix cache has is not computed again.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class NewRequestPrefill:
             return False
         limits = state.limits
         riding = next_decodes(state, min(limits.max_rows, limits.max_samples) - 1)
-        num_rows = limits.max_rows - len(riding)
-        if riding or state.decode_owed:
-            deepest = max((sequence.num_prefilled for sequence in state.prefilling), default=0)
-            num_rows = min(num_rows, state.pacer.rows(deepest, taking_turns=state.decode_owed))
+        deepest = max((sequence.num_prefilled for sequence in state.prefilling), default=0)
+        alone = not riding and not state.decode_owed
+        paced = state.pacer.rows(deepest, alone=alone, taking_turns=state.decode_owed)
+        num_rows = min(limits.max_rows - len(riding), paced)
         plan = StepPlan()
         for sequence in riding:
             plan.decode(sequence)

@@ -5,7 +5,7 @@ from collections import deque
 import pytest
 
 from engine.fake_table import continuation, small_limits
-from engine.pacing import MAX_STEP_S, Pacer
+from engine.pacing import MAX_STEP_ALONE_S, MAX_STEP_S, Pacer
 
 
 def drawn_tokens(state: int, last: int) -> int:
@@ -73,6 +73,7 @@ class Device:
         self.now = 0.0
         self.steps: list[int] = []
         """Rows of each."""
+        self.seconds: list[float] = []
         self._costs = base_s, row_s, depth_s
         self._table, self._done_at = driver.table, deque[float]()
         self._end_forward, self._retire = driver.table.end_forward, driver.table.retire
@@ -83,7 +84,8 @@ class Device:
         rows = self._table._recording.rows
         base_s, row_s, depth_s = self._costs
         started = max([self.now, *self._done_at])
-        self._done_at.append(started + base_s + sum(row_s + depth_s * row.position for row in rows))
+        self.seconds.append(base_s + sum(row_s + depth_s * row.position for row in rows))
+        self._done_at.append(started + self.seconds[-1])
         self.steps.append(len(rows))
         return self._end_forward()
 
@@ -158,10 +160,21 @@ def test_while_a_long_prompt_is_computed_no_stream_waits_longer_than_a_chunk_and
 
 def test_with_nobody_else_running_a_chunk_is_as_large_as_possible(make_driver):
     driver = make_driver(small_limits(max_rows=128, context_length=3000, num_pages=256))
-    device = Device(driver)
+    device = Device(driver, row_s=0.0004, depth_s=0.000001)
+    driver.add("first", [9] * 32, max_tokens=1)
+    driver.run()
     driver.add("long", [n % 250 for n in range(1280)], max_tokens=1)
     driver.run()
-    assert device.steps == [128] * 10
+    assert device.steps == [32] + [128] * 10
+
+
+@pytest.mark.parametrize("costs", [{}, {"row_s": 0.02}, {"base_s": 0.3, "row_s": 0.002}])
+def test_on_a_slow_device_no_step_looks_like_a_hang(make_driver, costs):
+    driver = make_driver(small_limits(max_rows=128, context_length=3000, num_pages=256))
+    device = Device(driver, **costs)
+    driver.add("long", [n % 250 for n in range(2000)], max_tokens=1)
+    driver.run()
+    assert 0.6 * MAX_STEP_ALONE_S < max(device.seconds) < MAX_STEP_ALONE_S
 
 
 def test_a_short_prompt_does_not_wait_for_a_long_one(make_driver):
