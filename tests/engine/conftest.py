@@ -108,6 +108,14 @@ class Driver:
         assert state.slots.num_free == state.slots.count
         assert state.pages.num_free + state.cache.num_pages == state.pages.count
 
+    def run_until(self, done: Callable[[], object], max_steps: int = 3000) -> None:
+        """Step until `done()` is true of what the requests were told."""
+        for _ in range(max_steps):
+            if done():
+                return
+            self.step()
+        pytest.fail("it does not come to that")
+
     def clear(self) -> None:
         """Reset the cache; with nothing open every page must be free then."""
         self.engine.clear_cache()

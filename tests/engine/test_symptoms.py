@@ -1,12 +1,21 @@
 """What went wrong in serving engines before, each by its symptom, and the plain runs that any of them must master."""
 
 import random
+from functools import cache
 from itertools import pairwise
 
 import pytest
 
+from engine.config import DeviceFacts, EngineConfig, ModelFacts, resolve
 from engine.errors import ContextTooLong
 from engine.fake_table import Fault, continuation, small_limits
+from engine.function_table import PAGE_SIZE
+from engine.page_pool import Pool
+from engine.prefix_cache import PrefixCache
+from models import library
+from models.gguf import open_gguf
+from models.tokenizer import Tokenizer
+from tests.engine.conftest import PieceVocabulary
 
 END = 299
 
@@ -193,3 +202,157 @@ def test_eviction_does_not_keep_the_oldest_and_drop_the_newest(make_driver):
     driver.add("oldest", [0] * 20, max_tokens=1)
     driver.run()
     assert driver.cached("oldest") == 0
+
+
+def test_requests_are_not_served_one_after_another(make_driver):
+    driver = make_driver(small_limits(max_in_flight=1, max_rows=64))
+    for n in range(8):
+        driver.add(str(n), [n] * 4, max_tokens=20)
+    while not any(map(driver.reason, driver.deltas)):
+        driver.step()
+        assert len({len(driver.tokens(name)) for name in driver.deltas}) == 1
+    assert driver.table.last_submitted == 20
+
+
+def test_new_prompts_do_not_stall_the_stream_that_runs(make_driver):
+    driver = make_driver(small_limits(max_in_flight=1, max_rows=16))
+    driver.add("stream", [1], max_tokens=150)
+    driver.run_until(lambda: driver.tokens("stream"))
+    since_last = longest = 0
+    for step in range(120):
+        if step % 15 == 0:
+            driver.add(f"prompt {step}", [step] * 100, max_tokens=3)
+        before = len(driver.tokens("stream"))
+        driver.step()
+        since_last = 0 if len(driver.tokens("stream")) > before else since_last + 1
+        longest = max(longest, since_last)
+    assert longest == 0
+    driver.run()
+
+
+def test_a_fork_of_what_is_kept_has_the_right_pages_and_no_more_than_it_shares():
+    """Against a plain list of all that was kept, on tokens so few that nearly everything forks somewhere."""
+    chance = random.Random(5)
+    pool = Pool(400)
+    cache, kept, tokens_on = PrefixCache(pool), [], {}
+    for _ in range(120):
+        length = chance.randrange(1, 50)
+        beginning = chance.choice(kept) if kept and chance.random() < 0.8 else []
+        tokens = beginning[: chance.randrange(len(beginning) + 1)]
+        tokens = tokens + [chance.randrange(3) for _ in range(length)]
+        expected = max((common_length(tokens, other) for other in kept), default=0)
+        found = cache.match(tokens, len(tokens))
+        assert found.num_tokens == expected
+        for index, page in enumerate([*found.pages, *([found.partial] if found.partial >= 0 else [])]):
+            held = min(expected, (index + 1) * PAGE_SIZE)
+            assert tokens_on[page][:held] == tokens[:held]
+        pages = pool.take(-(-len(tokens) // PAGE_SIZE))
+        for index, page in enumerate(pages):
+            tokens_on[page] = tokens[: (index + 1) * PAGE_SIZE]
+        cache.insert(tokens, pages, 0)
+        pool.release(pages, 0)
+        kept.append(tokens)
+        cache.check_integrity()
+
+
+def common_length(one: list[int], other: list[int]) -> int:
+    return next(
+        (n for n, (left, right) in enumerate(zip(one, other, strict=False)) if left != right), min(len(one), len(other))
+    )
+
+
+@cache
+def starter_tokenizer() -> Tokenizer:
+    path = library.starter()
+    assert path is not None, "the starter model belongs to the development dependencies"
+    with open_gguf(path) as gguf:
+        return Tokenizer.from_metadata(gguf.metadata)
+
+
+EMOJI = "Hé 🤔👩‍👩‍👧‍👦 你好，世界。𝄞 ok"
+
+
+def recite(make_driver, text: str, **options):
+    """A driver that has answered with a real tokenizer's tokens of this text, some of which end inside a character."""
+    tokenizer = starter_tokenizer()
+    pieces = [tokenizer.token_bytes(token) for token in tokenizer.encode(text)]
+    assert any(not is_whole(piece) for piece in pieces)
+    driver = make_driver(vocabulary=PieceVocabulary(pieces), delay=2)
+    driver.add("a", (PieceVocabulary.start,), **options)
+    driver.run()
+    return driver
+
+
+def is_whole(piece: bytes) -> bool:
+    try:
+        piece.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def test_emoji_and_chinese_are_not_streamed_as_broken_characters(make_driver):
+    driver = recite(make_driver, EMOJI)
+    shown = ""
+    for delta in driver.deltas["a"]:
+        shown += delta.text
+        assert EMOJI.startswith(shown)
+    assert shown == EMOJI
+    assert len([delta for delta in driver.deltas["a"] if delta.text]) > 10
+
+
+@pytest.mark.parametrize("stop", ["🤔", " 🤔", "👧", "\u200d👦", "世", "，世界", "𝄞"])
+def test_a_stop_string_whose_tokens_end_inside_its_characters_is_cut_off_whole(make_driver, stop):
+    driver = recite(make_driver, EMOJI, stop=(stop,))
+    assert (driver.text(), driver.reason()) == (EMOJI.split(stop)[0], "stop")
+
+
+def test_a_stop_string_that_only_begins_inside_an_emoji_takes_nothing_from_it(make_driver):
+    driver = recite(
+        make_driver, EMOJI, stop=("🤕", "👩‍👩‍👧‍👧")
+    )  # the first share three bytes of four, and all but the last
+    assert (driver.text(), driver.reason()) == (EMOJI, "stop")
+
+
+def test_an_answer_that_never_stops_by_itself_ends_with_the_context(make_driver):
+    driver = make_driver(small_limits(context_length=100, num_pages=32))
+    driver.add("a", range(30))
+    driver.run(200)
+    assert (driver.reason("a"), len(driver.tokens("a"))) == ("length", 70)
+
+
+@pytest.mark.parametrize("end", [END, 260, 12])
+def test_none_of_a_models_end_tokens_is_ignored(make_driver, end):
+    """Whichever of its several end tokens a model draws, also one that has a text of its own."""
+
+    class SeveralEnds(PieceVocabulary):
+        stop_ids = frozenset({END, 260, 12})
+
+    vocabulary = SeveralEnds([b"word "] * 298)
+    vocabulary.recite = lambda state, last: end if last == 5 else 5
+    driver = make_driver(vocabulary=vocabulary, delay=3)
+    driver.add("a", (1,))
+    driver.run()
+    assert (driver.tokens(), driver.text(), driver.reason()) == ([5], "word ", "stop")
+
+
+@pytest.mark.parametrize("free_gib", [4, 6, 24, 200])
+def test_many_sequences_ask_for_no_more_memory_than_there_is_and_estimates_are_not_absurd(free_gib):
+    model = ModelFacts(
+        vocab_size=128_256,
+        trained_context=131_072,
+        weight_bytes=3 << 30,
+        page_bytes=2 << 20,
+        layer_page_bytes=64 << 10,
+        row_bytes=300_000,
+        sample_bytes=520_000,
+        logits_bytes=4 * 128_256,
+        slot_bytes=4 * 128_256,
+        position_bytes=512,
+    )
+    config, device = EngineConfig(mode="server"), DeviceFacts(free_gib << 30, 1 << 30, "the test")
+    limits, estimate = resolve(config, model, device)
+    assert estimate.total <= free_gib << 30
+    assert estimate.context == limits.num_pages * model.page_bytes
+    assert estimate.working_space < 512 << 20
+    assert limits.num_pages * model.layer_page_bytes <= 1 << 30
