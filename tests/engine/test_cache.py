@@ -48,6 +48,21 @@ def test_the_second_turn_of_a_chat_computes_only_what_is_new(make_driver, delay)
     assert computed(driver) == 4
 
 
+def test_each_round_of_a_chat_computes_exactly_what_it_adds(make_driver):
+    """By the engine's own count: a question of two tokens, and of the answer before it the token that was never fed."""
+    driver = make_driver(delay=3)
+    chat = list(range(100, 130))
+    for round_ in range(8):
+        before = driver.engine.state.metrics.snapshot()["prefill_tokens_sum"]
+        name = f"round {round_}"
+        driver.add(name, chat, max_tokens=7)
+        driver.run()
+        computed_now = driver.engine.state.metrics.snapshot()["prefill_tokens_sum"] - before
+        assert computed_now == (30 if not round_ else 1 + 2)
+        assert driver.cached(name) == len(chat) - computed_now
+        chat = [*chat, *driver.tokens(name), 7, 8]
+
+
 def test_the_second_turn_after_an_answer_that_was_cut_short(make_driver):
     driver = make_driver()
     driver.add("first", range(10), max_tokens=9)

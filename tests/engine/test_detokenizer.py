@@ -77,3 +77,31 @@ def test_a_byte_that_can_become_nothing_is_replaced_at_once():
 @pytest.mark.parametrize("stop", ["\ud800", "\x00"])
 def test_odd_stop_strings_do_no_harm(stop):
     assert StopFinder([stop]).feed(b"abc") == (b"abc", False)
+
+
+@pytest.mark.parametrize("stops", [["a" * 30 + "b"], ["ab" * 12, "b" * 24, "aab"]])
+def test_the_work_for_a_token_does_not_grow_with_the_answer(stops):
+    """What is looked at for each token is the token and what is held back, and that is shorter than a stop string."""
+    finder, shown = StopFinder(stops), 0
+    longest = max(map(len, stops))
+    for fed in range(1, 20_001):
+        text, stopped = finder.feed(b"a")
+        assert not stopped
+        shown += len(text)
+        assert fed - shown == len(finder._held) < longest
+
+
+@pytest.mark.parametrize(
+    ("pieces", "texts"),
+    [
+        ([b"\xe4\xbd", b"\xa0"], ["", "你", ""]),
+        ([b"\xe4\xbd", b"A"], ["", "\ufffdA", ""]),  # the character will never be whole
+        ([b"\xf0\x9f", b"\xe4\xbd\xa0"], ["", "\ufffd你", ""]),
+        ([b"\x80", b"\x80"], ["\ufffd", "\ufffd", ""]),
+        ([b"ok \xf0\x9f\xa4"], ["ok ", "\ufffd"]),
+        ([b"\xc0\xaf", b"\xed\xa0\x80"], ["\ufffd\ufffd", "\ufffd\ufffd\ufffd", ""]),  # overlong; half a surrogate
+    ],
+)
+def test_bytes_that_are_no_text_are_marked_and_take_nothing_along(pieces, texts):
+    decoder = TextDecoder()
+    assert [*map(decoder.feed, pieces), decoder.feed(b"", final=True)] == texts

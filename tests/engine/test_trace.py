@@ -12,7 +12,11 @@ from typing import Any
 import orjson
 import pytest
 
+from engine.engine import Engine
+from engine.fake_table import FakeTable, small_limits
+from engine.request import Request
 from engine.trace import OFF, Trace, TraceRecorder, start_trace
+from tests.engine.conftest import ByteVocabulary
 
 THREADS, REQUESTS, GPU = 1, 2, 3
 CALLS = (
@@ -104,6 +108,31 @@ def test_what_is_open_at_the_end_is_closed_and_a_stray_end_is_left_out(trace: Tr
     assert found.check_pairs() == 3
     assert found.on(REQUESTS, "r") == [("B", "request"), ("B", "waiting"), ("E", "waiting"), ("E", "request")]
     assert found.on(REQUESTS, "other") == []
+
+
+@pytest.mark.parametrize("num_pages", [64, 7])  # with seven, who came later gives way and waits again
+def test_an_engines_steps_and_requests_pair_and_count(trace: TraceRecorder, tmp_path: Path, num_pages: int) -> None:
+    engine = Engine(FakeTable(small_limits(num_pages=num_pages), delay=2), ByteVocabulary(), trace=trace)
+    for number in range(4):
+        prompt = tuple(range(number, number + 40))
+        engine.add_request(Request(request_id=f"r{number}", prompt_ids=prompt, max_tokens=20 + number))
+    num_steps = 0
+    while engine.has_work:
+        engine.step()
+        num_steps += 1
+    assert bool(engine.state.num_preempted) == (num_pages == 7)
+    found = written(trace, tmp_path)
+    found.check_pairs()
+    kinds = Counter(found.on(THREADS, "MainThread"))
+    assert kinds["X", "step"] == num_steps
+    assert kinds["X", "retire"] >= engine.state.table.last_submitted
+    phases: Counter[tuple[str, str]] = Counter()
+    for number in range(4):
+        events = Counter(found.on(REQUESTS, f"r{number}"))
+        assert events["i", "token"] == 20 + number
+        phases += events
+    turns = 4 + engine.state.num_preempted
+    assert phases["B", "waiting"] == phases["B", "prefill"] == phases["B", "decode"] == turns
 
 
 def test_ending_an_outer_span_ends_the_inner_one_too(trace: TraceRecorder, tmp_path: Path) -> None:
