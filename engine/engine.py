@@ -51,7 +51,8 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether step() has anything to do: open requests, steps to be retired, pages to be kept."""
-        return bool(self.state.ledger or self.state.in_flight or self.state.saver.num_queued)
+        state = self.state
+        return bool(state.ledger or state.in_flight or state.saver.num_queued or state.restorer.num_open)
 
     def add_request(self, request: Request, arrived: float | None = None) -> None:
         """Queue a request; `arrived` (the clock's seconds) is when its caller asked. Raises RequestRejected."""
@@ -96,6 +97,10 @@ class Engine:
     def forget(self, chat: str) -> None:
         """Keep nothing more of what was computed for a chat until now. What the tiers have is the store's to forget."""
         self.state.saver.forget(chat)
+        for opened in self.state.ledger.values():
+            if opened.request.chat == chat:
+                for answer in opened.answers:
+                    answer.forgotten = True
 
     def detach(self) -> list[OpenRequest]:
         """Hand over the open requests, with what they were told, for an engine on the same model loaded again.
@@ -160,8 +165,10 @@ class Engine:
             self._num_idle = 0
         elif state.in_flight:
             self._retire_oldest(wait=True)
-        elif state.restorer.is_waiting:
+        elif state.restorer.num_open:
             state.restorer.wait()
+        elif state.saver.num_queued:
+            state.saver.wait()
         elif state.ledger:
             self._num_idle += 1
             state.forget_blocked()
@@ -206,6 +213,9 @@ class Engine:
         state.retired(lost.number)
         if lost.saving is not None:
             state.saver.lost(lost.saving)
+        elif not lost.computes:
+            # Pages that were to be loaded are in the tree already, and nobody knows what is in them now.
+            state.cache.clear(state.table.last_submitted)
         state.fail(lost.participants, "The answer could not be read back from the GPU. Send the message again.")
 
     def _commit(self, step: InFlightStep, retired: RetiredStep) -> None:

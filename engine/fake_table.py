@@ -293,6 +293,9 @@ class FakeTable:
         step.calls.append(call)
         return step
 
+    def blank_tail(self, page: bytes, num_tokens: int) -> bytes:
+        return page[: num_tokens * _CELL.size] + _CELL.pack(*_NO_CELL) * (PAGE_SIZE - num_tokens)
+
     def _move(self, call: str, pages: Sequence[int]) -> _Step:
         step = self._record(call, after=())
         _require(not step.copies, "a step that moves pages does nothing else")

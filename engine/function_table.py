@@ -146,6 +146,10 @@ class FunctionTable(Protocol):
         """
         ...
 
+    def blank_tail(self, page: bytes, num_tokens: int) -> bytes:
+        """A saved page with zeros in the place of whatever is behind its first num_tokens positions."""
+        ...
+
     def embed(self, rows: Sequence[Row]) -> None: ...
 
     def prefill(self) -> None:

@@ -123,6 +123,10 @@ class GpuTable:
         self._check_move(pages)
         self._move = pages, None
 
+    def blank_tail(self, page: bytes, num_tokens: int) -> bytes:
+        _require(len(page) == self._limits.page_bytes and 0 < num_tokens, "page to be blanked", len(page))
+        return self._runner.blank_tail(page, num_tokens)
+
     def embed(self, rows: Sequence[Row]) -> None:
         limits = self._limits
         _require(0 < len(rows) <= limits.max_rows, "number of rows", len(rows))

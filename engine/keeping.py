@@ -32,8 +32,13 @@ class Keeping:
             self.close(SAVE_S)  # so that what was just written is found where the same model comes back
             if options is None or options.tiers is None:
                 return None
-            store = open_store(options.tiers, model.fingerprint, model.table.limits.page_bytes, model.name)
-            self._store = store
+            page_bytes = model.table.limits.page_bytes
+            try:
+                store = self._store = open_store(options.tiers, model.fingerprint, page_bytes, model.name)
+            except Exception:
+                # The model answers as well without them.
+                logger.exception("Conversations are not kept: their folder could not be opened")
+                store = None
         if store is not None:
             model.answers.look_in(store.answers, model.tokenizer.token_bytes)
         return store

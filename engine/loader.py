@@ -43,18 +43,18 @@ def load_model(
     """See engine.loading.Loader. A trace that records gets the device's own times too."""
     started = time.perf_counter()
     progress(LoadProgress(stage="Reading", done_bytes=0, total_bytes=0))
-    with open_gguf(options.model) as gguf:
+    # The identity begins first: whoever replaces the file in between changes it under the identity, not behind it.
+    with ModelIdentity(options.model, options.tiers) as identity, open_gguf(options.model) as gguf:
         model = describe(gguf)
         tokenizer = Tokenizer.from_metadata(gguf.metadata)
         template = ChatTemplate.from_metadata(gguf.metadata, tokenizer)
         check_context(options.context, model.config.context_length)
         total = sum(t.data.nbytes for t in gguf.tensors.values())
-        with ModelIdentity(options.model, options.tiers) as identity:
-            try:
-                gpu, table, traits = _build_what_fits(options, gguf, model, total, progress, cancelled)
-            except ShaderError as error:
-                raise DeviceFailed(str(error)) from error
-            fingerprint = identity.fingerprint(gpu.adapter, traits, options.kv_type, ())
+        try:
+            gpu, table, traits = _build_what_fits(options, gguf, model, total, progress, cancelled)
+        except ShaderError as error:
+            raise DeviceFailed(str(error)) from error
+        fingerprint = identity.fingerprint(gpu.adapter, traits, options.kv_type, ())
     if trace.enabled:
         table.time_steps(trace.gpu_span)
     return LoadedModel(

@@ -26,7 +26,8 @@ class Memory:
         self.slots = Pool(table.limits.max_slots)
         self.cache = PrefixCache(self.pages)
         self.release_held: Callable[[], bool] = lambda: False
-        """Asks those who hold pages that they can do without; False if nobody does."""
+        self.hurry_held: Callable[[], bool] = lambda: False
+        """Ask those who hold pages that they can do without to give them up, or to be quick; False if no page came."""
 
     def start(self, sequence: RequestState, num_scored: int | None) -> Outcome:
         """Give a sequence a slot and the pages of its known tokens, as many as possible from the cache or its root.
@@ -44,12 +45,26 @@ class Memory:
             outcome = self._start_with(sequence, len(tokens), Match(match.pages, -1, whole * PAGE_SIZE), retired)
         return outcome
 
-    def make_room(self, count: int) -> bool:
-        """Whether `count` pages are free now; evicts what is missing if that can help."""
+    def make_room(self, count: int, *, at_once: bool = False) -> bool:
+        """Whether `count` pages are free now; evicts what is missing if that can help.
+
+        Pages that wait to be saved are given up only where they are needed `at_once`: reading them takes milliseconds,
+        and who is to be admitted can wait for that.
+        """
         self._evict_for(count)
-        if not self.is_coming(count) and self.release_held():
+        if not self.is_coming(count) and (self.release_held() if at_once else self.hurry_held()):
             self._evict_for(count)
         return self.pages.num_free >= count
+
+    def could_hold(self, num_tokens: int, match: Match) -> bool:
+        """Whether so many tokens would find room now beside who is admitted, some of them as matched."""
+        missing = -(-num_tokens // PAGE_SIZE) - len(match.pages) + 1 - self.pages.num_free - self.pages.num_leaving
+        if missing > 0:
+            for page in self.cache.pages_held():
+                missing -= self.pages.references(page) == 1
+                if missing <= 0:
+                    break
+        return missing <= 0
 
     def is_coming(self, count: int) -> bool:
         """Whether `count` pages are free or leaving."""

@@ -10,6 +10,7 @@ import logging
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
 from pathlib import Path
 
 from engine.tiers.file_digest import FileDigest, digest_files
@@ -61,7 +62,7 @@ class ModelIdentity:
             adapter=adapter.name,
             backend=adapter.backend,
             page_layout=PAGE_LAYOUT_VERSION,
-            settings=(adapter.driver, *settings),
+            settings=(adapter.driver, version("wgpu"), version("numpy"), *settings),
         )
 
     def _digest(self, path: Path) -> tuple[FileDigest, ...]:

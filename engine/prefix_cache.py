@@ -33,6 +33,14 @@ class Match(NamedTuple):
 NO_MATCH = Match([], -1, 0)
 
 
+class Place(NamedTuple):
+    """How far whole pages of some tokens are in the tree: the last one's node, and the tokens up to its end."""
+
+    node: _Node
+    num_tokens: int
+    generation: int
+
+
 class _Node:
     __slots__ = ("children", "edge", "edges", "last_used", "page", "parent", "pinned", "queued")
 
@@ -55,6 +63,7 @@ class PrefixCache:
         self._root = _Node(None, (), -1)
         self._clock = 0
         self._serial = count()
+        self._generation = 0
         # Leaves by their last use, or an earlier one: corrected when it comes to the top, so that a use costs nothing.
         self._leaves: list[tuple[int, int, _Node]] = []
         self.num_pages = 0
@@ -92,6 +101,43 @@ class PrefixCache:
             node.last_used = self._clock
         if node is not self._root:
             self._queue(node)
+
+    def seek(self, tokens: Sequence[int], limit: int, near: Place | None = None) -> Place:
+        """How far whole pages of tokens[:limit] are here. `near` is where they were last time, to begin there."""
+        node, start = self._root, 0
+        if near is not None and self._has(near) and near.num_tokens <= limit:
+            node, start = near.node, near.num_tokens
+        while start + PAGE_SIZE <= limit:
+            following = self._step(node, tuple(tokens[start : start + PAGE_SIZE]))
+            if following is None:
+                break
+            node, start = following, start + PAGE_SIZE
+        return Place(node, start, self._generation)
+
+    def num_beyond(self, place: Place, tokens: Sequence[int], limit: int) -> int:
+        """How many tokens behind a place, less than a page of them, are here too."""
+        return _nearest(place.node, tuple(tokens[place.num_tokens : min(limit, place.num_tokens + PAGE_SIZE)]))[1]
+
+    def graft(self, place: Place, tokens: Sequence[int], pages: Sequence[int], last_submitted: int) -> Place | None:
+        """As insert(), of the tokens and pages behind a place; None if that is not here any more.
+
+        All that precedes counts as used.
+        """
+        if not self._has(place):
+            return None
+        self._clock += 1
+        above: _Node | None = place.node
+        while above is not None:
+            above.last_used = self._clock
+            above = above.parent
+        node, start = place.node, place.num_tokens
+        for page in pages:
+            node = self._place(node, tuple(tokens[start : start + PAGE_SIZE]), page, last_submitted)
+            node.last_used = self._clock
+            start += PAGE_SIZE
+        self._queue(node)
+        whole = len(tokens) // PAGE_SIZE * PAGE_SIZE
+        return self.seek(tokens, whole, place)
 
     def pin(self, tokens: Sequence[int], room: int) -> bool:
         """Keep what is here of these tokens until clear(); False, with nothing changed, if that takes over `room`."""
@@ -139,6 +185,7 @@ class PrefixCache:
         self._pages.release(list(self.pages_held()), last_submitted)
         self._root = _Node(None, (), -1)
         self._leaves.clear()
+        self._generation += 1
         self.num_pages = self.num_pinned = 0
 
     def pages_held(self) -> Iterator[int]:
@@ -162,6 +209,10 @@ class PrefixCache:
                 assert child.children or child.queued, "a leaf can never be evicted"
                 assert child.last_used <= node.last_used or node is self._root, "a page was used without what precedes"
                 assert node.pinned or not child.pinned or node is self._root, "a pinned page follows one that is not"
+
+    def _has(self, place: Place) -> bool:
+        """Whether the place is in the tree. What has something below it stays, so only the node itself counts."""
+        return place.generation == self._generation and (place.node is self._root or place.node.parent is not None)
 
     def _nodes(self) -> Iterator[_Node]:
         stack = list(self._root.children)
@@ -233,6 +284,7 @@ class PrefixCache:
         self.num_pages -= 1
         parent = node.parent
         assert parent is not None, "the root holds no page"
+        node.parent = None
         at = bisect_left(parent.edges, node.edge)
         del parent.edges[at], parent.children[at]
         if parent is not self._root and not parent.children:

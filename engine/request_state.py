@@ -73,6 +73,8 @@ class RequestState:
     overtaken: int = 0
     restored: bool = False
     """What the tiers below the device have of it was looked for."""
+    forgotten: bool = False
+    """Its chat was deleted meanwhile: nothing of it is to be kept."""
     num_drawn: int = 0
     committed: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)

@@ -2,19 +2,21 @@
 
 Owns the queue of kv blocks that are still to be read from the device, one reference in the pool for each of their
 pages, and the pace: beside streams that run, reading may take a small share of the device's time. Knows neither where a
-block goes (engine/tiers/store.py) nor who needs pages more: whoever is short of them takes the queue's references back
-(release_held), and what was not read by then is computed again one day. Only the engine's background thread touches it.
+block goes (engine/tiers/store.py) nor who needs pages more: who is to be admitted has the reading hurried, a stream
+that runs takes the queue's pages, and what was not read by then is computed again one day. Only the engine's background
+thread touches it.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine.function_table import PAGE_SIZE, FunctionTable
 from engine.page_pool import Pool
 from engine.request_state import RequestState
-from engine.tiers.chain import Key, chain
+from engine.tiers.chain import BLOCK_TOKENS, Key, chain
 from engine.tiers.kv_block import KvBlock
 from engine.tiers.store import KvStore
 
@@ -27,11 +29,12 @@ SHARE = 0.03
 _FIRST_COST_S = 0.002
 _MOST_CREDIT_S = 0.02
 _WEIGHT = 0.3
+_MOMENT_S = 0.01
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Saving:
-    """A kv block to be read from these pages, and what its request said about keeping it."""
+    """A kv block to be read from these pages, for a sequence, and what its request said about keeping it."""
 
     parent: Key
     key: Key
@@ -39,6 +42,7 @@ class Saving:
     pages: tuple[int, ...]
     persist: bool
     chat: str | None
+    owner: RequestState
 
 
 class Saver:
@@ -53,6 +57,7 @@ class Saver:
         self._expected: set[tuple[Key, bool]] = set()  # queued or being read
         self._cost_s = _FIRST_COST_S
         self._credit_s = 0.0
+        self._hurried = False
 
     @property
     def num_queued(self) -> int:
@@ -62,27 +67,33 @@ class Saver:
     def note(self, sequence: RequestState) -> None:
         """Queue what retired steps computed of a sequence and no tier has yet. It still holds its pages."""
         request, num_tokens = sequence.request, sequence.num_retired
-        if self._store is None or not request.use_cache or num_tokens < MIN_TOKENS:
+        if self._store is None or not request.use_cache or sequence.forgotten or num_tokens < MIN_TOKENS:
             return
+        self._drop(lambda saving: saving.owner is sequence and len(saving.tokens) < BLOCK_TOKENS)
         tokens = sequence.known_tokens[:num_tokens]
         owned: list[Key] = []
         for parent, key, positions in chain(self._store.root, tokens):
             owned.append(key)
-            pages = tuple(sequence.pages[positions.start // PAGE_SIZE : -(-positions.stop // PAGE_SIZE)])
-            if (key, request.persist) in self._expected or not self._store.wants(key, persist=request.persist):
+            if (key, request.persist) in self._expected or self._store.keeps(key, persist=request.persist):
                 continue
+            pages = tuple(sequence.pages[positions.start // PAGE_SIZE : -(-positions.stop // PAGE_SIZE)])
             if min(pages) < 0:
                 break  # left behind by a sliding window; what follows could not be reached
             self._pages.share(pages)
             block_tokens = tuple(tokens[positions.start : positions.stop])
-            self._queue.append(Saving(parent, key, block_tokens, pages, request.persist, request.chat))
+            self._queue.append(Saving(parent, key, block_tokens, pages, request.persist, request.chat, sequence))
             self._expected.add((key, request.persist))
-        if request.chat is not None and request.persist:
-            self._store.own(request.chat, owned)
+        if request.chat is not None:
+            self._store.own(request.chat, owned, persist=request.persist)
 
     def may_save(self, *, busy: bool) -> bool:
         """Whether a kv block may be read now; `busy`: somebody waits for tokens."""
-        return bool(self._queue) and (not busy or self._credit_s >= self._cost_s)
+        if not self._queue or self._store is None:
+            self._hurried = False
+            return False
+        if self._store.is_behind and self._queue[0].persist:
+            return False
+        return not busy or self._hurried or self._credit_s >= self._cost_s
 
     def next(self) -> Saving:
         """The kv block to be read now. Its pages are held until the caller, who submits the step, lets them go."""
@@ -93,44 +104,56 @@ class Saver:
 
     def lost(self, saving: Saving) -> bool:
         """Its step was not submitted, or its bytes did not come; False if nobody wants it any more."""
-        wanted = any(each is saving for each in self._reading)
-        self._reading = [each for each in self._reading if each is not saving]
+        wanted = saving in self._reading
+        if wanted:
+            self._reading.remove(saving)
         self._expected.discard((saving.key, saving.persist))
         return wanted
 
     def arrived(self, saving: Saving, data: bytes, seconds: float) -> None:
         """A kv block was read, in a step that took so long."""
         self._cost_s += _WEIGHT * (seconds - self._cost_s)
-        wanted = self.lost(saving)
-        if wanted and self._store is not None and len(data) == len(saving.pages) * self._table.limits.page_bytes:
-            block = KvBlock(saving.parent, saving.tokens, data)
-            self._store.put(block, persist=saving.persist, chat=saving.chat)
+        page_bytes = self._table.limits.page_bytes
+        if not self.lost(saving) or self._store is None or len(data) != len(saving.pages) * page_bytes:
+            return
+        num_in_last = (len(saving.tokens) - 1) % PAGE_SIZE + 1
+        if num_in_last < PAGE_SIZE:  # behind them may be what another request left there, which is nobody's business
+            data = data[:-page_bytes] + self._table.blank_tail(data[-page_bytes:], num_in_last)
+        self._store.put(KvBlock(saving.parent, saving.tokens, data), persist=saving.persist)
 
     def time_passed(self, seconds: float) -> None:
         """A step that computed took so long: what it earns for reading."""
         self._credit_s = min(self._credit_s + SHARE * seconds, max(_MOST_CREDIT_S, self._cost_s))
 
+    def wait(self) -> None:
+        """Wait a moment for the disk, where nothing else can be done."""
+        if self._store is not None:
+            self._store.wait_for_disk(_MOMENT_S)
+
+    def hurry(self) -> bool:
+        """Somebody waits for pages: read what is queued first. Where the disk holds that up give it up; True then."""
+        if self._queue and self._store is not None and self._store.is_behind:
+            return self.release_held()
+        self._hurried = bool(self._queue)
+        return False
+
     def release_held(self) -> bool:
         """Give up what was not read yet, for its pages; False if there is nothing."""
-        if not self._queue:
-            return False
-        for saving in self._queue:
-            self._pages.release(saving.pages, self._table.last_submitted)
-            self._expected.discard((saving.key, saving.persist))
-        self._queue.clear()
-        return True
+        return self._drop(lambda saving: True)
 
     def forget(self, chat: str | None) -> None:
         """Keep nothing more of what was computed for a chat until now, or with None for anybody."""
-        if chat is None:
-            self.release_held()
-        gone = [saving for saving in self._queue if saving.chat == chat]
-        for saving in gone:
-            self._pages.release(saving.pages, self._table.last_submitted)
-            self._expected.discard((saving.key, saving.persist))
-        self._queue = deque(saving for saving in self._queue if saving.chat != chat)
+        self._drop(lambda saving: chat is None or saving.chat == chat)
         self._reading = [saving for saving in self._reading if chat is not None and saving.chat != chat]
 
     def pages_held(self) -> list[int]:
         """Every reference of the queue."""
         return [page for saving in self._queue for page in saving.pages]
+
+    def _drop(self, unwanted: Callable[[Saving], bool]) -> bool:
+        gone = [saving for saving in self._queue if unwanted(saving)]
+        for saving in gone:
+            self._queue.remove(saving)
+            self._pages.release(saving.pages, self._table.last_submitted)
+            self._expected.discard((saving.key, saving.persist))
+        return bool(gone)

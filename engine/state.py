@@ -104,6 +104,7 @@ class EngineState:
         self.saver = Saver(store, self.pages, table)
         self.restorer = Restorer(store, self.memory, self.pacer)
         self.memory.release_held = self.saver.release_held
+        self.memory.hurry_held = self.saver.hurry
         self.in_flight: deque[InFlightStep] = deque()
         self.last_retired_at = 0.0
         self.decode_owed = False
@@ -150,7 +151,8 @@ class EngineState:
 
     def _circumstances(self) -> tuple[int, ...]:
         pages, queues = self.pages, (self.waiting, self.prefilling, self.running)
-        return pages.num_free, pages.num_leaving, self.slots.num_free, self.cache.num_pages, *map(len, queues)
+        moves = self.saver.num_queued, self.restorer.num_open
+        return pages.num_free, pages.num_leaving, self.slots.num_free, self.cache.num_pages, *moves, *map(len, queues)
 
     def num_scored(self, sequence: RequestState) -> int | None:
         """Prompt tokens of the sequence that have their logprob; None where it need not see to any."""
@@ -190,7 +192,7 @@ class EngineState:
     def grow(self, sequence: RequestState) -> bool:
         """Take the page that the sequence has reached; False if it has to wait for it, or had to give way itself."""
         memory = self.memory
-        while not memory.make_room(1):
+        while not memory.make_room(1, at_once=True):
             if memory.is_coming(1):
                 return False
             holders = [*self.prefilling, *self.running]

@@ -76,6 +76,7 @@ class ThreadedEngine:
         self._parked: list[AddRequest] = []
         self._carried: list[OpenRequest] = []
         self._losses = DeviceLosses()
+        self._num_forgotten = 0  # times that everything was; only a caller's thread counts it up
         self._keeping = Keeping()
         self._stream_back = StreamBack(trace)
         self._streams = OpenStreams(self._stream_back)
@@ -113,8 +114,11 @@ class ThreadedEngine:
     def forget(self, chat: str | None) -> None:
         """Let go of what is kept of a chat and no other one has, on disk too; with None, of everything.
 
-        What is still being answered goes on, and is kept when it ends: abort it first. Only while a model is loaded; engine.tiers.settings.forget_on_disk() needs none.
+        What is still being answered goes on, and is kept when it ends if its request names no chat: abort it first.
+        Only while a model is loaded; engine.tiers.settings.forget_on_disk() needs none.
         """
+        if chat is None:
+            self._num_forgotten += 1
         self._queue.put(Forget(chat))
 
     def query_metrics(self, on_snapshot: Callable[[MetricsSnapshot], None]) -> None:
@@ -125,7 +129,7 @@ class ThreadedEngine:
     def add_request(self, request: Request, on_delta: Callable[[Delta], None]) -> None:
         """Queue a request. Whatever is wrong with it arrives as a delta with finish_reason "error"."""
         if request.use_cache:
-            on_delta = remembering(on_delta, partial(self._remember, request))
+            on_delta = remembering(on_delta, partial(self._remember, request, self._num_forgotten))
         stream = Stream(on_delta, partial(self._abort_broken, request.request_id), request.n)
         if not self._queue.put(AddRequest(request, stream, time.perf_counter())):
             stream.deliver(failed(request.request_id, EngineStopped(_SHUT_DOWN)))
@@ -150,11 +154,12 @@ class ThreadedEngine:
         if not self._queue.put(Load(options, on_event, self._queue.supersede_loads())):
             on_event(LoadFailed(_SHUT_DOWN, cancelled=True))
 
-    def _remember(self, request: Request, text: str, tokens: Sequence[int]) -> None:
+    def _remember(self, request: Request, num_forgotten: int, text: str, tokens: Sequence[int]) -> None:
         """On the stream-back thread. An answer cut at a stop string has tokens that its text has not: of no use."""
         model = self._model
         if model is not None and tokens and model.tokenizer.decode(tokens) == text:
-            model.answers.remember(text, tokens, chat=request.chat, persist=request.persist)
+            persist = request.persist and num_forgotten == self._num_forgotten
+            model.answers.remember(text, tokens, chat=request.chat, persist=persist)
 
     def _abort_broken(self, request_id: str, stream: Stream) -> None:
         self._queue.put(AbortRequest(request_id, stream))

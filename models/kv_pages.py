@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from models.config import ModelConfig
 from shaders.arena import ARENA_ALIGNMENT, Arena
 from shaders.device import Buffer, Gpu
@@ -33,6 +35,8 @@ class KvPages:
     kv_type: KvType
     num_pages: int
     table_stride: int
+    num_kv_heads: int
+    head_dim: int
     keys: tuple[Buffer, ...]
     values: tuple[Buffer, ...]
     page_table: Buffer
@@ -41,6 +45,15 @@ class KvPages:
     def parts(self) -> tuple[Buffer, ...]:
         """What a page consists of, in the order of its bytes outside the device: keys layer by layer, then values."""
         return (*self.keys, *self.values)
+
+
+def blank_tail(kv: KvPages, page: bytes, num_tokens: int) -> bytes:
+    """A page outside the device, with zeros behind its first num_tokens positions in every layer."""
+    element, layers, heads, width = _ELEMENT_BYTES[kv.kv_type], len(kv.keys), kv.num_kv_heads, kv.head_dim
+    blank = np.frombuffer(page, np.uint8).reshape(2, layers, -1).copy()
+    blank[0].reshape(layers, heads, width // 8, PAGE_TOKENS, 8 * element)[:, :, :, num_tokens:] = 0
+    blank[1].reshape(layers, heads, PAGE_TOKENS, width * element)[:, :, num_tokens:] = 0
+    return blank.tobytes()
 
 
 def layer_page_bytes(config: ModelConfig, kv_type: KvType) -> int:
@@ -64,6 +77,8 @@ def allocate_pages(
         kv_type=kv_type,
         num_pages=num_pages,
         table_stride=stride,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
         keys=parts[: config.num_layers],
         values=parts[config.num_layers :],
         page_table=gpu.storage("page table", 4 * num_slots * stride),

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from models.draw_stage import DrawPart, DrawStage, StepBuffers
-from models.kv_pages import KvPages
+from models.kv_pages import KvPages, blank_tail
 from models.page_copies import PageCopier
 from models.page_moves import MovePart, PageMover
 from models.plan import Plan
@@ -213,6 +213,10 @@ class Runner:
             tuple(memoryview(first).cast("I")[: flight.num_tokens]),
             np.frombuffer(records[0], np.uint32).reshape(flight.num_tokens, -1, 2) if records else None,
         )
+
+    def blank_tail(self, page: bytes, num_tokens: int) -> bytes:
+        """See models.kv_pages.blank_tail()."""
+        return blank_tail(self._kv, page, num_tokens)
 
     def read_logits(self, num_samples: int) -> npt.NDArray[np.float32]:
         """Logits of the newest step, f32 [num_samples, stride]; waits for everything in flight."""

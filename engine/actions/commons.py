@@ -54,7 +54,7 @@ def admit_waiting(state: EngineState) -> None:
 
     Nobody is admitted while one that runs lacks the page that it has reached: it would take what was freed for that.
     """
-    if state.is_blocked() or any(map(_lacks_page, state.running)):
+    if state.is_blocked() or any(map(lacks_page, state.running)):
         return
     first: RequestState | None = None
     num_tried = 0
@@ -94,16 +94,17 @@ def next_decodes(state: EngineState, most: int) -> list[RequestState]:
     if state.decode_owed:
         ready = ready[:most]
         state.running = [sequence for sequence in state.running if sequence not in ready] + ready
-    short = [sequence for sequence in ready if _lacks_page(sequence)]
+    short = [sequence for sequence in ready if lacks_page(sequence)]
     if not short:
         return ready
     for sequence in sorted(short, key=lambda each: each.order):
         if sequence.slot >= 0 and state.grow(sequence):
             _tell_table_of_last_page(state, sequence)
-    return [sequence for sequence in ready if sequence.slot >= 0 and not _lacks_page(sequence)]
+    return [sequence for sequence in ready if sequence.slot >= 0 and not lacks_page(sequence)]
 
 
-def _lacks_page(sequence: RequestState) -> bool:
+def lacks_page(sequence: RequestState) -> bool:
+    """Whether a running sequence cannot go on before it has the page that it has reached."""
     has_room = len(sequence.pages) * PAGE_SIZE > len(sequence.request.prompt_ids) + sequence.num_drawn - 1
     return not has_room and sequence.num_drawn < sequence.limit
 

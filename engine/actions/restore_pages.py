@@ -6,7 +6,7 @@ step. Where the pages come from is engine/restoring.py's business.
 
 from __future__ import annotations
 
-from engine.actions.commons import submit_move
+from engine.actions.commons import lacks_page, submit_move
 from engine.function_table import MAX_MOVED_PAGES
 from engine.state import EngineState
 
@@ -20,20 +20,21 @@ class RestorePages:
     def step(self, state: EngineState) -> bool:
         """One kv block's pages; False where none has arrived or decoding has the turn."""
         restorer = state.restorer
-        if not restorer.is_waiting:
+        if not restorer.num_open:
             return False
+        if any(map(lacks_page, state.running)):
+            return False  # what is free, or comes free, is theirs
         if self._had_last_step and any(sequence.can_run_ahead for sequence in state.running):
             self._had_last_step = False
             return False
         placed = restorer.next_pages()
         if placed is None:
             return False
-        tokens, first, pages, data = placed
-        assert len(pages) <= MAX_MOVED_PAGES, "a kv block has more pages than a step can load"
+        assert len(placed.pages) <= MAX_MOVED_PAGES, "a kv block has more pages than a step can load"
         try:
-            submit_move(state, lambda: state.table.load_pages(pages, data))
-            state.cache.insert(tokens, [-1] * first + pages, state.table.last_submitted)
+            submit_move(state, lambda: state.table.load_pages(placed.pages, placed.data))
+            restorer.submitted(placed, state.table.last_submitted)
         finally:
-            state.pages.release(pages, state.table.last_submitted)
+            state.pages.release(placed.pages, state.table.last_submitted)
         self._had_last_step = True
         return True

@@ -19,6 +19,7 @@ class StoredAnswers:
         self._notes = notes
         self._fingerprint = fingerprint
         self._submit = submit
+        self._forgotten: set[str] = set()
 
     def recall(self, text: str) -> tuple[int, ...] | None:
         """What was kept for exactly this text; the caller checks that it spells it."""
@@ -26,4 +27,12 @@ class StoredAnswers:
 
     def remember(self, text: str, tokens: Sequence[int], chat: str | None) -> None:
         """Keep an answer, soon."""
-        self._submit(partial(self._notes.remember_answer, self._fingerprint, chat, text, tuple(tokens)))
+        self._submit(partial(self._remember, text, tuple(tokens), chat))
+
+    def forget(self, chat: str) -> None:
+        """Keep no answer of this chat any more, whenever it comes."""
+        self._forgotten.add(chat)
+
+    def _remember(self, text: str, tokens: tuple[int, ...], chat: str | None) -> None:
+        if chat not in self._forgotten:
+            self._notes.remember_answer(self._fingerprint, chat, text, tokens)

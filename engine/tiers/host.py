@@ -1,4 +1,4 @@
-"""The host-memory tier: kv blocks in memory, the longest unused let go first.
+"""The host-memory tier: kv blocks in memory, the longest unused let go first, of a conversation its end.
 
 Owns its budget and order of use. Knows neither disk nor device. Any thread; no call waits for anything but its lock.
 """
@@ -53,7 +53,8 @@ class HostTier:
             self._children.setdefault(block.parent, set()).add(key)
             self._num_bytes += len(block.data)
             while self._num_bytes > self._budget_bytes:
-                self._drop(next(iter(self._blocks)))
+                # A block without what precedes it is of no use, so that the end of a conversation goes first.
+                self._drop(next(old for old in self._blocks if old not in self._children))
 
     def touch(self, keys: Iterable[Key]) -> None:
         """Mark a chain's blocks as used, given from its head on; of one chain the tail goes first."""

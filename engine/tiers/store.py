@@ -33,9 +33,11 @@ MAX_WRITING = 64
 MAX_CANDIDATES = 64
 """Blocks whose tokens are looked at to find one that begins as wanted."""
 
-_FIRST_RATE = 200e6
-_HOST_RATE = 2e9
+_FIRST_S_PER_BYTE = 1 / 200e6
+_HOST_S_PER_BYTE = 1 / 2e9
 _WEIGHT = 0.2
+_FORGIVENESS = 0.9
+"""By which a drive that was found too slow is thought quicker the next time, so that it is tried again one day."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +81,9 @@ class KvStore:
         self._host = host
         self._folder = folder
         self._notes = notes
-        self._rate = _FIRST_RATE
+        self._s_per_byte = _FIRST_S_PER_BYTE
         self._writing: set[Key] = set()
+        self._chats: dict[str, set[Key]] = {}  # what this process has of each
         # Two, so that a long conversation from a slow drive holds up no other.
         self._readers = (Worker("inglenook-restore-1"), Worker("inglenook-restore-2"))
         self._writer = Worker("inglenook-keep")
@@ -93,26 +96,42 @@ class KvStore:
         """Blocks that wait for the disk or are being written."""
         return len(self._writing)
 
-    def wants(self, key: Key, *, persist: bool) -> bool:
-        """Whether a block is not yet where it should be."""
-        if persist and self._folder is not None:
-            return key not in self._writing and not self._folder.contains(key)
-        return key not in self._host
+    @property
+    def is_behind(self) -> bool:
+        """Whether the disk has as much to do as it should: nothing more should be put that is to be persisted."""
+        return len(self._writing) >= MAX_WRITING
 
-    def put(self, block: KvBlock, *, persist: bool, chat: str | None) -> None:
+    def wait_for_disk(self, timeout_s: float) -> None:
+        """Wait until something was written, up to so long."""
+        self._writer.wait(timeout_s)
+
+    def keeps(self, key: Key, *, persist: bool) -> bool:
+        """Whether a block need not be put: it is where it should be, or gets there from memory."""
+        folder, block = self._folder, self._host.get(key)
+        if not persist or folder is None:
+            return block is not None
+        if key in self._writing or folder.contains(key):
+            return True
+        if block is None:
+            return False
+        # A disk that takes nothing at present is tried with one block at a time.
+        if not (self.is_behind or (folder.trouble is not None and self._writing)):
+            self._write_soon(folder, key, block)
+        return True
+
+    def put(self, block: KvBlock, *, persist: bool) -> None:
         """Keep a block: in memory now, on disk soon unless `persist` is False or the disk is far behind."""
         key, siblings = block.key, self._host.children(block.parent)
         if not any(_begins(block.tokens, sibling.tokens) for sibling in siblings):
             self._host.put(key, block)
             self._host.remove([sibling.key for sibling in siblings if _begins(sibling.tokens, block.tokens)])
-        if persist and self._folder is not None and len(self._writing) < MAX_WRITING:
-            self._writing.add(key)
-            if not self._writer.submit(partial(self._write, self._folder, key, block)):
-                self._writing.discard(key)
+        if persist and self._folder is not None and not self.is_behind:
+            self._write_soon(self._folder, key, block)
 
-    def own(self, chat: str, keys: Sequence[Key]) -> None:
+    def own(self, chat: str, keys: Sequence[Key], *, persist: bool) -> None:
         """These blocks are part of a chat, and may go when no chat has them any more."""
-        if self._notes is not None:
+        self._chats.setdefault(chat, set()).update(keys)
+        if persist and self._notes is not None:
             self._writer.submit(partial(self._notes.own, chat, self.fingerprint, list(keys)))
 
     def find(self, tokens: Sequence[int], have: int) -> Found | None:
@@ -132,10 +151,10 @@ class KvStore:
                 on_disk += 0 if in_host else 1
             parent = key
         end = start + BLOCK_TOKENS * len(blocks)
-        rest = tuple(tokens[end : end + BLOCK_TOKENS])
+        rest = tuple(tokens[end : min(end + BLOCK_TOKENS, len(tokens) - 1)])
         has_more = bool(host.children(parent)) or (folder is not None and bool(folder.children(parent)))
         num_new = end - have
-        if num_new <= 0 and not (has_more and len(rest) > 1):
+        if num_new <= 0 and not (has_more and len(rest) > have - end):
             if len(tokens) - have > BLOCK_TOKENS:
                 self._note("misses", 1)
             return None
@@ -150,16 +169,20 @@ class KvStore:
             need=max(0, have - end),
         )
 
-    def seconds_for(self, found: Found) -> float:
-        """How long the whole blocks will take to be in memory, as far as one can tell."""
-        return found.on_disk_bytes / self._rate + (found.num_bytes - found.on_disk_bytes) / _HOST_RATE
+    def is_quicker(self, found: Found, seconds: float) -> bool:
+        """Whether the whole blocks will be in memory within so many seconds, as far as one can tell."""
+        from_disk = found.on_disk_bytes * self._s_per_byte
+        if from_disk + (found.num_bytes - found.on_disk_bytes) * _HOST_S_PER_BYTE < seconds:
+            return True
+        self._s_per_byte *= _FORGIVENESS
+        return False
 
-    def fetch(self, found: Found) -> Fetch:
-        """Begin to bring what was found."""
+    def fetch(self, found: Found, patience_s: float) -> Fetch:
+        """Begin to bring what was found. Nothing comes where the disk has been silent for longer than the patience."""
         fetch = Fetch()
         if found.on_disk_bytes or (self._folder is not None and found.rest):
-            reader = min(self._readers, key=lambda each: each.num_jobs)
-            if not reader.submit(partial(self._read, found, fetch)):
+            reader = min(self._readers, key=lambda each: (each.busy_s > patience_s, each.num_jobs))
+            if reader.busy_s > patience_s or not reader.submit(partial(self._read, found, fetch)):
                 fetch.finish()
         else:
             self._read(found, fetch, wait=False)
@@ -171,7 +194,13 @@ class KvStore:
         Returns at once; it is done when flush() has returned. Any thread.
         """
         if chat is None:
+            self._chats.clear()
             self._host.clear()
+        else:
+            gone = self._chats.pop(chat, set())
+            self._host.remove(gone.difference(*self._chats.values()))
+            if self.answers is not None:
+                self.answers.forget(chat)
         self._writer.submit(partial(self._forget, chat))
 
     def clear_host(self) -> None:
@@ -187,17 +216,23 @@ class KvStore:
         deadline = time.monotonic() + timeout_s
         if self._notes is not None:
             self._writer.submit(self._notes.close)
-        workers = (self._writer, *self._readers)
-        return all([worker.close(max(0.0, deadline - time.monotonic())) for worker in workers])
+        for reader in self._readers:
+            reader.close(0.0)  # what they bring nobody wants any more
+        return self._writer.close(max(0.0, deadline - time.monotonic()))
 
     def _note(self, counter: Counter, count: int) -> None:
         if self._notes is not None:
             self._writer.submit(partial(self._notes.add, counter, count))
 
+    def _write_soon(self, folder: BlockFolder, key: Key, block: KvBlock) -> None:
+        self._writing.add(key)
+        if not self._writer.submit(partial(self._write, folder, key, block)):
+            self._writing.discard(key)
+
     # -- the writer's thread
 
     def _write(self, folder: BlockFolder, key: Key, block: KvBlock) -> None:
-        """Write a block, unless a longer one says the same, in the place of any that it goes on from."""
+        """Put a block on disk, unless a longer one says the same, in the place of any that it goes on from."""
         try:
             siblings = folder.children(block.parent)[:MAX_CANDIDATES]
             known = [(sibling, folder.head(block.parent, sibling) or ()) for sibling in siblings if sibling != key]
@@ -263,8 +298,8 @@ class KvStore:
             started = time.perf_counter()
             block = self._folder.read(parent, key)
             if block is not None:
-                seconds = max(time.perf_counter() - started, 1e-6)
-                self._rate += _WEIGHT * (len(block.data) / seconds - self._rate)
+                seconds = (time.perf_counter() - started) / len(block.data)
+                self._s_per_byte += _WEIGHT * (seconds - self._s_per_byte)
                 self._host.put(key, block)
         return block
 

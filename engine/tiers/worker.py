@@ -21,6 +21,7 @@ class Worker:
         self._wake = threading.Condition()
         self._jobs: deque[Callable[[], None]] = deque()
         self._working = False
+        self._began = 0.0
         self._closing = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -29,6 +30,12 @@ class Worker:
         """Jobs that wait or are being done."""
         with self._wake:
             return len(self._jobs) + self._working
+
+    @property
+    def busy_s(self) -> float:
+        """How long the job that is being done has taken; 0 where there is none."""
+        with self._wake:
+            return time.monotonic() - self._began if self._working else 0.0
 
     def submit(self, job: Callable[[], None]) -> bool:
         """Do a job after those that wait; False if the worker is closed."""
@@ -40,6 +47,12 @@ class Worker:
                 self._thread.start()
             self._wake.notify_all()
             return True
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until the job that is being done is done, up to so long."""
+        with self._wake:
+            if self._jobs or self._working:
+                self._wake.wait(timeout_s)
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until there is nothing to do; False if that took too long."""
@@ -70,7 +83,7 @@ class Worker:
                         return
                     self._wake.wait()
                 job = self._jobs.popleft()
-                self._working = True
+                self._working, self._began = True, time.monotonic()
             try:
                 job()
             except Exception:

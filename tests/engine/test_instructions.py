@@ -68,7 +68,10 @@ ENDS = ("abort", None)
         (lambda engine: engine.query_metrics(nothing), GOES_ON),
         (lambda engine: engine.shutdown(), ENDS),
     ],
-    ids="add abort-another abort load-the-same load-another unload reload reset forget-a-chat forget-everything metrics shutdown".split(),
+    ids=[
+        *"add abort-another abort load-the-same load-another unload reload reset".split(),
+        *"forget-a-chat forget-everything metrics shutdown".split(),
+    ],
 )
 def test_effect_on_a_running_stream(
     start: Start, instruct: Callable[[ThreadedEngine], object], effect: tuple[str, int | None]

@@ -119,6 +119,6 @@ def test_others_are_answered_while_the_disk_is_slow(start, monkeypatch):
 def test_copying_is_left_out_where_computing_is_quicker(start):
     run(start(), "first", prompt(300))
     driver = start(host_bytes=0)
-    driver.store._rate = 1.0  # a byte per second
+    driver.store._s_per_byte = 1.0
     run(driver, "measures", prompt(40, 8))
     assert run(driver, "second", prompt(300)) == 0

@@ -18,6 +18,7 @@ from engine.tiers.store import KvStore
 PAGE_BYTES = 32
 MODEL, OTHER = b"m" * 16, b"o" * 16
 ROOMY = DiskLimits(budget_bytes=1 << 30, reserve_bytes=0, daily_write_bytes=1 << 30)
+LAST = 5000
 Open = Callable[..., KvStore]
 
 
@@ -52,18 +53,18 @@ def blocks_of(tokens: list[int], fingerprint: bytes = MODEL) -> list[KvBlock]:
 def keep(store: KvStore, tokens: list[int], *, persist: bool = True, chat: str | None = None) -> None:
     blocks = blocks_of(tokens, store.fingerprint)
     for block in blocks:
-        if store.wants(block.key, persist=persist):
-            store.put(block, persist=persist, chat=chat)
+        if not store.keeps(block.key, persist=persist):
+            store.put(block, persist=persist)
     if chat is not None:
-        store.own(chat, [block.key for block in blocks])
+        store.own(chat, [block.key for block in blocks], persist=persist)
     assert store.flush(5.0)
 
 
 def bring(store: KvStore, tokens: list[int], have: int = 0) -> list[Piece]:
-    found = store.find(tokens, have)
+    found = store.find([*tokens, LAST], have)  # the last token of a prompt is computed whatever there is
     if found is None:
         return []
-    fetch = store.fetch(found)
+    fetch = store.fetch(found, 5.0)
     pieces = []
     while not fetch.done:
         fetch.wait(5.0)
@@ -237,7 +238,7 @@ def test_a_fetch_that_nobody_wants_any_more_ends(open_tiers):
     store = open_tiers(host_bytes=0)
     found = store.find(tokens_of(64 * 30), 0)
     assert found is not None
-    fetch = store.fetch(found)
+    fetch = store.fetch(found, 5.0)
     fetch.wait(5.0)
     fetch.cancel()
     assert fetch.done and all(reader.flush(5.0) for reader in store._readers)
