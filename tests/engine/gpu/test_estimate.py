@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from desktop import cli
+from engine import loader
 from engine.config import MARGIN_BYTES, Estimate
 from engine.function_table import MAX_MOVED_PAGES, Row, Sample
 from engine.gpu_table import GpuTable
@@ -18,7 +21,6 @@ from engine.request import GREEDY, SamplingParams
 from tests.engine.gpu.conftest import DATA, table_of
 
 TINY = DATA / "gguf_llama" / "tiny-F16.gguf"
-MIB = 1 << 20
 
 
 @contextmanager
@@ -69,11 +71,24 @@ def test_estimate_of_a_tiny_model(kernels: str) -> None:
     check(LoadOptions(model=TINY, kernels=kernels))
 
 
+def test_doctor_says_it_without_loading(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "_build", None)
+    assert cli.main(["doctor", str(TINY), "--json", "--kv-type", "f32"]) == 0
+    told = json.loads(capsys.readouterr().out)["model"]
+    expected = estimate_load(LoadOptions(model=TINY, kv_type="f32")).estimate
+    assert told["estimate"]["total_bytes"] == expected.total == sum(told["estimate"].values()) // 2
+    assert told["context_length"] == 512
+    assert cli.main(["doctor", str(TINY), "--json", "--memory", "60MB"]) == 1
+    out, err = capsys.readouterr()
+    assert json.loads(out)["model"] is None
+    assert "60 MB are free (as you said)" in json.loads(out)["problems"][0]
+    assert "60 MB are free (as you said)" in err
+
+
 def check(options: LoadOptions) -> None:
     with load(options) as (table, estimate):
         use_everything(table)
         actual, limits = table.gpu_bytes, table.limits
-    print(f"{estimate.total / MIB:.1f} {actual / MIB:.1f} {estimate}")
     moves = 6 * MAX_MOVED_PAGES * limits.page_bytes
     assert actual <= estimate.total <= 1.1 * actual + MARGIN_BYTES + moves
     assert estimate.tokens == 16 * limits.num_pages

@@ -73,7 +73,7 @@ def test_a_smaller_pool_is_tried_before_a_load_fails(refuse: Refuse, share: floa
 
 def test_what_fits_nowhere_is_refused_by_a_context_that_may(refuse: Refuse) -> None:
     refuse(lambda gpu, name, size: name == "logits")
-    with pytest.raises(ModelNotLoaded, match=r"has no room for [\d.]+ GB.* a context of 256 or less\.$"):
+    with pytest.raises(ModelNotLoaded, match=r"has no room for \d+ MB.* a context of 256 or less\.$"):
         load(SERVER)
 
 
