@@ -28,8 +28,8 @@ _FLOOR_TOKENS = 256
 MARGIN_BYTES = 32 << 20
 """For what is not counted one by one: constants, small tables, the driver's own."""
 
-_SPARE_PAGES = 1 + 6 * MAX_MOVED_PAGES
-"""Pages' worth of buffers through which pages are copied, loaded and saved: one between, two ways, four readbacks."""
+_SPARE_PAGES = 1 + (1 + MAX_IN_FLIGHT) * MAX_MOVED_PAGES
+"""Pages' worth of buffers through which pages are copied, loaded and saved: one between, one packed, the readbacks."""
 
 _SHED_SHARE = 64
 """A smaller pool is worth another load only if it saves this part of the whole at least."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from engine.config import check_context, in_words, smaller_pools
-from engine.errors import DeviceFailed, ModelNotLoaded
+from engine.errors import DeviceFailed, ModelNotLoaded, OutOfMemory
 from engine.function_table import MAX_MOVED_PAGES, Row, Sample, TableLimits
 from engine.gpu_table import GpuTable
 from engine.load_plan import LoadPlan, plan_load
@@ -97,7 +97,7 @@ def _build_what_fits(
             progress(LoadProgress(stage="Reading", done_bytes=0, total_bytes=total, estimate=estimate))
             try:
                 return gpu, *_build(options, gguf, model, gpu, limits, total, progress, cancelled)
-            except OutOfDeviceMemory as error:
+            except (OutOfDeviceMemory, OutOfMemory) as error:
                 logger.warning("No room for %d pages: %s", limits.num_pages, error)
                 gpu.close()
                 gpu = open_gpu(options.adapter)
