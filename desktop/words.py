@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from engine.config import Estimate
     from engine.loading import LoadedModel, LoadProgress
     from engine.request import Delta, Usage
 
@@ -44,6 +45,16 @@ def loading(name: str, progress: LoadProgress | None) -> str:
     if progress.done_bytes >= progress.total_bytes:
         return f"Loading {name}, almost done. You can write already."
     return f"Loading {name}, {part_of_size(progress.done_bytes, progress.total_bytes)}. You can write already."
+
+
+def memory(estimate: Estimate) -> str:
+    """What a model takes: "about 4.9 GB: 4.1 weights, 0.6 for 8,192 tokens, 0.2 working space"."""
+    unit, digits = (_GB, 1) if estimate.total >= _GB else (_MB, 0)
+    weights, context, rest = (
+        f"{part / unit:.{digits}f}" for part in (estimate.weights, estimate.context, estimate.working_space)
+    )
+    tokens = f"{estimate.tokens:,} tokens"
+    return f"about {size(estimate.total)}: {weights} weights, {context} for {tokens}, {rest} working space"
 
 
 def ready_line(model: LoadedModel) -> str:

@@ -1,7 +1,7 @@
 """Asyncio use of a ThreadedEngine: one request's deltas, awaited instead of waited for.
 
-The counterpart of engine/generate.py over the same callback. Knows no HTTP. Everything here is called on one event
-loop; only the engine's callback comes from another thread, and it merely wakes that loop.
+The counterpart of engine/generate.py. Knows no HTTP. Everything here is called on one event loop; only the engine's
+callback comes from another thread, and it merely wakes that loop.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ class DeltaStream:
 
     def __init__(self, engine: ThreadedEngine, request: Request) -> None:
         self._engine = engine
-        self._request_id = request.request_id
         self._loop = asyncio.get_running_loop()
         self._deltas: asyncio.Queue[Delta] = asyncio.Queue()
         self._open_answers = request.n
+        self._closing = Delta(request_id=request.request_id, finish_reason="abort")
         engine.add_request(request, self._on_delta)
 
     @property
@@ -33,17 +33,15 @@ class DeltaStream:
     async def next(self) -> Delta:
         """The next delta of any of the request's answers. Cancelling this wait loses nothing."""
         delta = await self._deltas.get()
-        if delta.usage is not None or delta.finish_reason in ("abort", "error"):
-            self._open_answers = 0
-        elif delta.finish_reason is not None:
-            self._open_answers -= 1
+        ends_all = delta.usage is not None or delta.finish_reason == "error" or delta is self._closing
+        self._open_answers = 0 if ends_all else self._open_answers - (delta.finish_reason is not None)
         return delta
 
     def close(self) -> None:
         """Abort the request unless it has ended. Its reader, if one still waits, gets a last delta at once."""
         if not self.finished:
-            self._engine.abort_request(self._request_id)
-            self._deltas.put_nowait(Delta(request_id=self._request_id, finish_reason="abort"))
+            self._engine.abort_request(self._closing.request_id)
+            self._deltas.put_nowait(self._closing)
 
     def _on_delta(self, delta: Delta) -> None:
         with contextlib.suppress(RuntimeError):  # the loop was closed while this was under way: nobody reads it now

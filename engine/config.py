@@ -28,8 +28,8 @@ _FLOOR_TOKENS = 256
 MARGIN_BYTES = 32 << 20
 """For what is not counted one by one: constants, small tables, the driver's own."""
 
-_SPARE_PAGES = 1 + 6 * MAX_MOVED_PAGES
-"""Pages' worth of buffers through which pages are copied, loaded and saved: one between, two ways, four readbacks."""
+_SPARE_PAGES = 1 + (1 + MAX_IN_FLIGHT) * MAX_MOVED_PAGES
+"""Pages' worth of buffers through which pages are copied, loaded and saved: one between, one packed, the readbacks."""
 
 _SHED_SHARE = 64
 """A smaller pool is worth another load only if it saves this part of the whole at least."""
@@ -123,17 +123,34 @@ def resolve(config: EngineConfig, model: ModelFacts, device: DeviceFacts) -> tup
     check_context(config.context, model.trained_context)
     try:
         return _resolved(config, model, device)
-    except ModelNotLoaded:
-        fewer = config.max_sequences or 1
-        while fewer > 1:
-            fewer //= 2
-            with suppress(ModelNotLoaded):
-                _resolved(replace(config, max_sequences=fewer), model, device)
-                message = f"{config.max_sequences:,} sequences at once do not fit beside this model; {fewer:,} do."
-                break
-        else:
+    except ModelNotLoaded as refused:
+        if config.max_sequences is None or config.max_sequences == 1:
             raise
-    raise ModelNotLoaded(message)
+        sentence = f"{config.max_sequences:,} sequences at once do not fit beside this model"
+        fewer = _fewer_sequences(config, model, device)
+        if fewer is not None:
+            raise ModelNotLoaded(f"{sentence}; {fewer:,} do.") from refused
+        if not isinstance(refused, _NothingFits):
+            raise
+    try:
+        _resolved(replace(config, max_sequences=1), model, device)
+    except ModelNotLoaded as refused:
+        raise ModelNotLoaded(f"{sentence}. With one: {refused}") from refused
+    raise AssertionError("one sequence fits, and was not found")
+
+
+class _NothingFits(ModelNotLoaded):
+    """There is no context that would fit either."""
+
+
+def _fewer_sequences(config: EngineConfig, model: ModelFacts, device: DeviceFacts) -> int | None:
+    fewer = config.max_sequences or 1
+    while fewer > 1:
+        fewer //= 2
+        with suppress(ModelNotLoaded):
+            _resolved(replace(config, max_sequences=fewer), model, device)
+            return fewer
+    return None
 
 
 def _resolved(config: EngineConfig, model: ModelFacts, device: DeviceFacts) -> tuple[TableLimits, Estimate]:
@@ -156,8 +173,10 @@ def _resolved(config: EngineConfig, model: ModelFacts, device: DeviceFacts) -> t
     least = _pages(context) + (config.total_tokens is None)
     chosen = config.context is None and config.total_tokens is None
     too_short = chosen and context < min(_FLOOR_TOKENS, model.trained_context)
-    if not 0 < samples <= in_binding or too_short or least > reach:
-        raise ModelNotLoaded(_too_large(config, context, model, device, working + _pages(context) * beside, reach))
+    if not 0 < samples <= in_binding:
+        reach = 0
+    if too_short or least > reach:
+        raise _too_large(config, context, model, device, working + _pages(context) * beside, reach)
     room -= _pages(context) * beside
     num_pages = _num_pages(config, context, slots, min(room // model.page_bytes, bound))
     limits = TableLimits(
@@ -222,21 +241,22 @@ def _pages(tokens: int) -> int:
 
 def _too_large(
     config: EngineConfig, context: int, model: ModelFacts, device: DeviceFacts, working: int, pages: int
-) -> str:
-    tokens = max(context, min(_FLOOR_TOKENS, model.trained_context))
+) -> ModelNotLoaded:
+    floor = min(_FLOOR_TOKENS, model.trained_context)
+    tokens = max(context, floor)
     need = model.weight_bytes + working + (_pages(tokens) + 1) * model.page_bytes
     sentence = (
-        f"This model needs {gigabytes(need)} GB for {tokens:,} tokens of context; "
-        f"{gigabytes(device.budget_bytes)} GB are free ({device.source})."
+        f"This model needs {in_words(need)} for {tokens:,} tokens of context; "
+        f"{in_words(device.budget_bytes)} are free ({device.source})."
     )
     fitting = min((pages - 1) * PAGE_SIZE, config.total_tokens or model.trained_context, model.trained_context)
-    if fitting >= min(_FLOOR_TOKENS, model.trained_context):
-        if config.total_tokens is not None:
-            return f"{sentence} Room for {fitting:,} tokens in all fits, and a context of as many."
-        return f"{sentence} A context of {fitting:,} fits."
-    return f"{sentence} A smaller model, or the same one more strongly quantized, fits."
+    if fitting < floor:
+        return _NothingFits(f"{sentence} A smaller model, or the same one more strongly quantized, fits.")
+    if config.total_tokens is not None:
+        return ModelNotLoaded(f"{sentence} Room for {fitting:,} tokens in all fits, and a context of as many.")
+    return ModelNotLoaded(f"{sentence} A context of {fitting:,} fits.")
 
 
-def gigabytes(count: int) -> str:
-    """A number of bytes in GB, with two decimals where one would say little."""
-    return f"{count / 1e9:.1f}" if count >= 95_000_000 else f"{count / 1e9:.2f}"
+def in_words(count: int) -> str:
+    """A number of bytes: GB with one decimal from 1 GB on, else whole MB."""
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"

@@ -26,8 +26,11 @@ _LIMITS = (
 _SOFTWARE = "No graphics adapter can be used, so models run slowly here, on the processor. Install the graphics driver."
 
 
-def examine() -> dict[str, object]:
-    """Everything as plain values for JSON. `problems` is empty where all is well, the gravest first."""
+def examine(adapter: str | None = None) -> dict[str, object]:
+    """Everything as plain values for JSON. `problems` is empty where all is well, the gravest first.
+
+    adapter: a part of the name of the one to choose.
+    """
     report: dict[str, object] = {
         "adapters": [],
         "chosen": None,
@@ -45,7 +48,7 @@ def examine() -> dict[str, object]:
         report["adapters"] = [_described(a) for a in adapters]
         if not adapters:
             return report | {"problems": [NO_ADAPTER]}
-        gpu = open_gpu()
+        gpu = open_gpu(adapter)
     except ShaderError as error:
         return report | {"problems": [str(error)]}
     try:

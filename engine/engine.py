@@ -288,9 +288,11 @@ class Engine:
                 "Shorten it, or load the model with a larger context."
             )
         if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= state.limits.vocab_size:
-            raise InvalidParameter("The prompt has a token that this model does not know. Encode it with this model.")
+            message = "The prompt has a token that this model does not know. Encode it with this model."
+            raise InvalidParameter(message, param="prompt_ids")
         if any(token >= state.limits.vocab_size for token, _ in request.sampling.logit_bias):
-            raise InvalidParameter("logit_bias names a token that this model does not know. Encode it with this model.")
+            message = "logit_bias names a token that this model does not know. Encode it with this model."
+            raise InvalidParameter(message, param="logit_bias")
         limit = context - prompt if request.max_tokens is None else min(request.max_tokens, context - prompt)
         if prompt + (1 if request.max_tokens is None else limit) > room:
             raise RequestRejected(

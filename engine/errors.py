@@ -25,7 +25,11 @@ class ContextTooLong(RequestRejected):
 
 
 class InvalidParameter(RequestRejected, ValueError):
-    """A sampling or request parameter is outside its range."""
+    """A sampling or request parameter is outside its range; `param` is the name of its field, where it has one."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class QueueFull(RequestRejected):

@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 
+from engine.config import Estimate
 from engine.fake_table import PAGE_BYTES, FakeTable, Fault, NextToken
 from engine.function_table import PAGE_SIZE, TableLimits
 from engine.loading import LoadCancelled, LoadedModel, Loader, LoadOptions, LoadProgress
@@ -28,6 +29,7 @@ _NUM_BYTES = 256
 _NORMAL, _CONTROL = 1, 3
 _DEFAULT_CONTEXT = 2048
 _WEIGHT_BYTES = 100 * 2**20
+_ESTIMATE = Estimate(weights=_WEIGHT_BYTES, context=200_000_000, working_space=50_000_000, tokens=8192)
 
 
 def fake_loader(
@@ -94,7 +96,7 @@ def _fingerprint(options: LoadOptions) -> bytes:
 
 def _pretend_to_read(load_s: float, progress: Callable[[LoadProgress], None], cancelled: Callable[[], bool]) -> None:
     num_windows = 10
-    progress(LoadProgress(stage="Reading", done_bytes=0, total_bytes=_WEIGHT_BYTES))
+    progress(LoadProgress(stage="Reading", done_bytes=0, total_bytes=_WEIGHT_BYTES, estimate=_ESTIMATE))
     for window in range(1, num_windows + 1):
         if cancelled():
             raise LoadCancelled

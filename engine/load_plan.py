@@ -7,6 +7,7 @@ engine's background thread, or any thread that merely wants to know.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from engine.config import DeviceFacts, EngineConfig, Estimate, ModelFacts, check_context, resolve
 from engine.errors import DeviceFailed
@@ -25,6 +26,7 @@ from shaders.memory import memory_budget
 class LoadPlan:
     """Everything decided about a load."""
 
+    path: Path
     config: EngineConfig
     device: DeviceFacts
     limits: TableLimits
@@ -36,7 +38,7 @@ def plan_load(options: LoadOptions, gguf: GgufFile, model: Model, gpu: Gpu) -> L
     config = _config(options)
     device = _device_facts(options, gpu)
     limits, estimate = resolve(config, _model_facts(options, gguf, model, device.max_binding_bytes), device)
-    return LoadPlan(config=config, device=device, limits=limits, estimate=estimate)
+    return LoadPlan(path=options.model, config=config, device=device, limits=limits, estimate=estimate)
 
 
 def estimate_load(options: LoadOptions) -> LoadPlan:

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from engine.config import check_context, gigabytes, smaller_pools
-from engine.errors import DeviceFailed, ModelNotLoaded
+from engine.config import check_context, in_words, smaller_pools
+from engine.errors import DeviceFailed, ModelNotLoaded, OutOfMemory
 from engine.function_table import MAX_MOVED_PAGES, Row, Sample, TableLimits
 from engine.gpu_table import GpuTable
 from engine.load_plan import LoadPlan, plan_load
@@ -97,7 +97,7 @@ def _build_what_fits(
             progress(LoadProgress(stage="Reading", done_bytes=0, total_bytes=total, estimate=estimate))
             try:
                 return gpu, *_build(options, gguf, model, gpu, limits, total, progress, cancelled)
-            except OutOfDeviceMemory as error:
+            except (OutOfDeviceMemory, OutOfMemory) as error:
                 logger.warning("No room for %d pages: %s", limits.num_pages, error)
                 gpu.close()
                 gpu = open_gpu(options.adapter)
@@ -110,9 +110,9 @@ def _build_what_fits(
 def _refused(plan: LoadPlan) -> str:
     estimate, context = plan.estimate, plan.limits.context_length
     sentence = (
-        f"The graphics device has no room for {gigabytes(estimate.total)} GB, of which this model takes "
-        f"{gigabytes(estimate.weights)} and {estimate.tokens:,} tokens {gigabytes(estimate.context)}, "
-        f"though {gigabytes(plan.device.budget_bytes)} GB should be free ({plan.device.source})."
+        f"The graphics device has no room for {in_words(estimate.total)}, of which this model takes "
+        f"{in_words(estimate.weights)} and {estimate.tokens:,} tokens {in_words(estimate.context)}, "
+        f"though {in_words(plan.device.budget_bytes)} should be free ({plan.device.source})."
     )
     return f"{sentence} Close other programs that use it, or load the model with a context of {context // 2:,} or less."
 

@@ -18,7 +18,7 @@ FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
 
 def _require(condition: bool, name: str, value: object, allowed: str) -> None:
     if not condition:
-        raise InvalidParameter(f"{name} is {value}; it must be {allowed}.")
+        raise InvalidParameter(f"{name} is {value}; it must be {allowed}.", param=name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     """Declare the command's arguments. --context here is a list: where decode is measured."""
     parser = options.add_command(commands, "bench", "measure speed, start-up and memory", run)
     options.add_model(parser, context_option=False)
+    options.add_serving(parser)
     for flag, what in (
         ("--prefill", "prompt lengths to compute (default: 128,512)"),
         ("--context", "contexts to decode at (default: 128,1024,4096)"),

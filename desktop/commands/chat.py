@@ -36,6 +36,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments on any parser."""
     options.add_model(parser)
+    options.add_serving(parser)
     parser.add_argument("-p", "--prompt", metavar="TEXT", help="answer this, then exit")
     options.add_sampling(parser, temperature=_TEMPERATURE, top_p=_TOP_P)
     cache_options.add_cache(parser)

@@ -21,6 +21,7 @@ from engine.errors import InvalidParameter
 from engine.request import Delta, Request
 
 if TYPE_CHECKING:
+    from engine.config import Estimate
     from engine.loading import LoadedModel, Loader, LoadOptions
     from engine.threaded import ThreadedEngine
     from engine.trace import Trace
@@ -28,10 +29,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """A running engine with a model in it."""
+    """A running engine with a model in it, and what it was said to take before it was loaded."""
 
     engine: ThreadedEngine
     model: LoadedModel
+    estimate: Estimate | None = None
 
 
 def loader() -> Loader:
@@ -63,7 +65,7 @@ def session(args: argparse.Namespace) -> Iterator[Session]:
         finally:
             line.finish()
         _loaded(options, model)
-        yield Session(engine=engine, model=model)
+        yield Session(engine=engine, model=model, estimate=line.estimate)
     finally:
         engine.shutdown()
         _save(trace)
@@ -103,17 +105,33 @@ def answer(running: Session, request: Request) -> closing[Generator[Delta, None,
 
 
 def load_options(args: argparse.Namespace, *, context: int | None = None) -> LoadOptions:
-    """The load that the arguments ask for; raises ModelNotFound where MODEL names nothing."""
+    """The load that the arguments ask for; raises ModelNotFound where MODEL names nothing.
+
+    Commands without the options of add_serving() leave all of that to the engine.
+    """
+    from engine.config import config_from
     from engine.loading import LoadOptions
     from models.library import resolve
 
+    said = {
+        "mode": getattr(args, "mode", None),
+        "context": args.context if context is None else context,
+        "max_sequences": getattr(args, "max_sequences", None),
+        "total_tokens": getattr(args, "total_tokens", None),
+        "memory_bytes": getattr(args, "memory", None),
+    }
+    config = config_from({key: value for key, value in said.items() if value is not None})
     return LoadOptions(
         model=resolve(args.model),
         adapter=args.adapter,
-        context=args.context if context is None else context,
         kv_type=args.kv_type,
         kernels=args.kernels,
         tiers=cache_options.tiers(args),
+        mode=config.mode,
+        context=config.context,
+        max_sequences=config.max_sequences,
+        total_tokens=config.total_tokens,
+        memory_bytes=config.memory_bytes,
     )
 
 

@@ -1,6 +1,6 @@
-"""`inglenook doctor`: what the machine offers, what was chosen, and what is wrong.
+"""`inglenook doctor`: what the machine offers, what was chosen, and what is wrong; with MODEL what that would take.
 
-Formats only: engine/doctor.py examines. Runs on the main thread.
+Formats only: engine/doctor.py examines, engine/load_plan.py estimates. Nothing is loaded. Runs on the main thread.
 """
 
 from __future__ import annotations
@@ -8,7 +8,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Mapping
 
-from desktop.commands import options, terminal
+from desktop import words
+from desktop.commands import common, options, terminal
+from engine.errors import EngineError
+from models.errors import ModelError
 
 Findings = Mapping[str, object]
 
@@ -20,25 +23,61 @@ _NO_ADAPTER = (
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the command's arguments."""
     parser = options.add_command(commands, "doctor", "what this machine offers, and what is wrong", run)
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="say what loading this one would take")
+    options.add_device(parser)
+    options.add_serving(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 
-def examine() -> Findings:
+def examine(adapter: str | None) -> Findings:
     """What engine/doctor.py finds; tests put findings of their own here."""
     from engine.doctor import examine as examine_machine
 
-    return examine_machine()
+    return examine_machine(adapter)
+
+
+def estimate(args: argparse.Namespace) -> Findings:
+    """What loading the model of `args` would take, in bytes. Raises what loading it would."""
+    from engine.load_plan import estimate_load
+
+    plan = estimate_load(common.load_options(args))
+    limits, taken = plan.limits, plan.estimate
+    return {
+        "path": str(plan.path),
+        "context_length": limits.context_length,
+        "max_sequences": limits.max_slots,
+        "total_tokens": taken.tokens,
+        "estimate": {
+            "total_bytes": taken.total,
+            "weight_bytes": taken.weights,
+            "context_bytes": taken.context,
+            "working_bytes": taken.working_space,
+        },
+        "budget": {"bytes": plan.device.budget_bytes, "source": plan.device.source},
+        "words": words.memory(taken),
+    }
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the findings; 1 and a line on stderr where no adapter is usable."""
-    found = examine()
+    """Print the findings; 1 and a line on stderr where no adapter is usable, or the model would not load."""
+    found = examine(args.adapter)
+    refusal = None
+    if args.model is not None:
+        try:
+            found = {**found, "model": estimate(args)}
+        except (EngineError, ModelError) as error:
+            refusal = str(error)
+            others = [problem for problem in _strings(found.get("problems")) if problem != refusal]
+            found = {**found, "model": None, "problems": [refusal, *others]}
     if args.json:
         terminal.write_json(found)
     else:
         terminal.write(as_text(found))
     if not any(adapter.get("usable") for adapter in _mappings(found.get("adapters"))):
         terminal.notice(_first_problem(found) or _NO_ADAPTER)
+        return 1
+    if refusal is not None:
+        terminal.notice(refusal)
         return 1
     return 0
 
@@ -54,6 +93,7 @@ def as_text(found: Findings) -> str:
     if found.get("kernel_set"):
         lines.append(f"Kernels: {found['kernel_set']} ({found.get('kernel_reason') or 'no reason given'})")
     lines += _memory_lines(found.get("memory"))
+    lines += _model_lines(found.get("model"))
     lines += _section("Features", found.get("features"))
     lines += _section("Limits", found.get("limits"))
     lines += _section("Versions", found.get("versions"))
@@ -73,6 +113,16 @@ def _memory_lines(memory: object) -> list[str]:
     if not isinstance(memory, Mapping) or not isinstance(memory.get("budget_bytes"), int):
         return []
     return [f"Memory: {memory['budget_bytes'] / terminal.MIB:.0f} MiB, as told by {memory.get('source')}"]
+
+
+def _model_lines(model: object) -> list[str]:
+    if not isinstance(model, Mapping):
+        return []
+    return [
+        f"Model: {model['path']}",
+        f"  takes {model['words']}",
+        f"  {model['max_sequences']} answers at once, a context of {model['context_length']:,} tokens",
+    ]
 
 
 def _section(title: str, content: object) -> list[str]:

@@ -24,6 +24,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     """Declare the command's arguments."""
     parser = options.add_command(commands, "generate", "continue one prompt, greedily unless told otherwise", run)
     options.add_model(parser)
+    options.add_serving(parser)
     prompt = parser.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", metavar="TEXT", help="plain text, continued as it stands, without a chat template")
     prompt.add_argument(

@@ -6,6 +6,7 @@ Knows argparse and the ranges of the values, nothing of what is done with them. 
 from __future__ import annotations
 
 import argparse
+import re
 import secrets
 from collections.abc import Callable
 
@@ -14,6 +15,11 @@ from engine.request import SamplingParams
 _MAX_SEED = 2**64 - 1
 _MAX_TEMPERATURE = 100.0
 _MAX_INT = 2**31 - 1
+_MAX_BYTES = 2**63 - 1
+_UNITS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4}
+_BINARY_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+MODES = ("local", "interactive", "server")
+"""As engine/config.py has them; spelled out here because --help must not wait for that import."""
 
 
 class CommandError(Exception):
@@ -71,6 +77,30 @@ def add_device(parser: argparse.ArgumentParser, *, context_option: bool = True, 
     )
 
 
+def add_serving(parser: argparse.ArgumentParser) -> None:
+    """For how many a model is loaded, and with how much memory; what is not said is decided at the load."""
+    parser.add_argument(
+        "--mode",
+        choices=MODES,
+        help="for whom memory is set aside: a few chats and programs, one chat alone, or many (default: local)",
+    )
+    parser.add_argument(
+        "--max-sequences", type=positive_int, metavar="N", help="answers that are written at once (default: by mode)"
+    )
+    parser.add_argument(
+        "--total-tokens",
+        type=positive_int,
+        metavar="N",
+        help="tokens kept on the device over all chats (default: by mode and memory)",
+    )
+    parser.add_argument(
+        "--memory",
+        type=byte_size,
+        metavar="BYTES",
+        help="device memory that may be used, such as 8GB or 1.5GiB (default: what is free)",
+    )
+
+
 def add_sampling(parser: argparse.ArgumentParser, *, temperature: float, top_p: float) -> None:
     """How tokens are drawn, with the command's own defaults."""
     parser.add_argument(
@@ -109,6 +139,18 @@ def positive_int(text: str) -> int:
 def positive_ints(text: str) -> tuple[int, ...]:
     """`128,512`: at least one positive integer."""
     return tuple(positive_int(part) for part in text.split(","))
+
+
+def byte_size(text: str) -> int:
+    """`8GB`, `800MB`, `1.5GiB` or plain bytes: at least one. MB counts by thousands, MiB by 1,024."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?)B?|B?)\s*", text, re.ASCII | re.IGNORECASE)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; sizes are written like 8GB, 800MB or 1.5GiB")
+    number, unit, binary = found[1], (found[2] or "").upper(), found[3]
+    size = int(float(number) * (_BINARY_UNITS if binary else _UNITS)[unit]) if unit or "." in number else int(number)
+    if not 1 <= size <= _MAX_BYTES:
+        raise argparse.ArgumentTypeError(f"{text} is not from 1 byte to {_MAX_BYTES}")
+    return size
 
 
 def token_ids(text: str) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from contextlib import closing, contextmanager
 from time import sleep as _wait  # under a name of its own, for tests to put something else here
 from types import FrameType
 
+from desktop import words
 from desktop.commands import cache_options, common, options, terminal
 from engine.errors import EngineError
 from engine.server.settings import DEFAULT_HOST, DEFAULT_PORT, EndpointSettings
@@ -26,6 +27,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     """Declare the command's arguments."""
     parser = options.add_command(commands, "serve", "answer other programs, as OpenAI's API does", run)
     options.add_model(parser)
+    options.add_serving(parser)
     parser.add_argument(
         "--host",
         default=DEFAULT_HOST,
@@ -75,6 +77,7 @@ def _serve(session: common.Session, settings: EndpointSettings, sock: socket.soc
     endpoint = Endpoint(session.engine, settings, sock)
     try:
         endpoint.start()
+        terminal.notice(_capacity(session))
         terminal.notice(f"{session.model.name} answers at {endpoint.url}. Ctrl+C ends it.")
         if settings.api_key is None and not is_loopback(settings.host):
             terminal.notice("Everyone on your network can use it. Give --api-key to change that.")
@@ -83,6 +86,13 @@ def _serve(session: common.Session, settings: EndpointSettings, sock: socket.soc
         raise EngineError("The endpoint ended by itself. Start it again.")
     finally:
         endpoint.stop()
+
+
+def _capacity(session: common.Session) -> str:
+    limits = session.model.table.limits
+    answers = f"up to {limits.max_slots} answers together" if limits.max_slots > 1 else "one answer after the other"
+    takes = f" It takes {words.memory(session.estimate)}." if session.estimate else ""
+    return f"It writes {answers}, with {limits.context_length:,} tokens for each and its prompt.{takes}"
 
 
 class _Terminated(BaseException):

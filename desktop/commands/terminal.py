@@ -11,9 +11,15 @@ import io
 import json
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Sequence
-from typing import Protocol, TextIO
+from typing import TYPE_CHECKING, Protocol, TextIO
+
+from desktop import words
+
+if TYPE_CHECKING:
+    from engine.config import Estimate
 
 MIB = 1024 * 1024
 _QUARTERS = 4
@@ -28,6 +34,8 @@ class Progress(Protocol):
     def done_bytes(self) -> int: ...
     @property
     def total_bytes(self) -> int: ...
+    @property
+    def estimate(self) -> Estimate | None: ...
 
 
 def prepare_streams() -> None:
@@ -97,22 +105,36 @@ def end_interrupted_line() -> None:
 
 
 class LoadLine:
-    """Progress of a load on stderr: one line that rewrites itself for a person, a line per quarter for a log."""
+    """Progress of a load on stderr: one line that rewrites itself for a person, a line per quarter for a log.
+
+    What the load will take is said as soon as it is known, and kept in `estimate`.
+    """
 
     def __init__(self) -> None:
         self._live = is_terminal(sys.stderr)
         self._shown = ""
         self._quarter = 0
+        self.estimate: Estimate | None = None
 
     def __call__(self, progress: Progress) -> None:
         share = progress.done_bytes / progress.total_bytes if progress.total_bytes > 0 else 0.0
         with contextlib.suppress(OSError, ValueError):
+            if progress.estimate is not None:
+                self._estimated(progress.estimate)
             if self._live:
-                self._rewrite(f"{progress.stage} … {share:.0%}" if share else f"{progress.stage} …")
+                takes = f" ({words.memory(self.estimate)})" if self.estimate else ""
+                self._rewrite(f"{progress.stage} … {share:.0%}{takes}" if share else f"{progress.stage} …{takes}")
             elif (quarter := int(share * _QUARTERS)) > self._quarter:
                 self._quarter = quarter
                 size = f"{progress.total_bytes / MIB:.0f} MiB"
                 print(f"{progress.stage}: {quarter * 100 // _QUARTERS} % of {size}", file=sys.stderr, flush=True)
+
+    def _estimated(self, estimate: Estimate) -> None:
+        """Said anew where a load is tried again with less."""
+        self.estimate = estimate
+        self._quarter = 0
+        if not self._live:
+            print(f"Memory: {words.memory(estimate)}", file=sys.stderr, flush=True)
 
     def finish(self) -> None:
         """Leave the terminal as it was before the load."""
@@ -122,6 +144,9 @@ class LoadLine:
                 self._live = False
 
     def _rewrite(self, text: str) -> None:
+        width = shutil.get_terminal_size().columns - 1
+        if len(text) > width:  # a line that wraps could not be rewritten
+            text = text[: width - 1] + "…"
         if text == self._shown:
             return
         # Spaces, not an escape sequence: older Windows consoles show those as text.

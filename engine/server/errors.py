@@ -62,8 +62,7 @@ def of_exception(error: EngineError | ModelError) -> ApiError:
     status, code = next((status, code) for kind, status, code in _STATUSES if isinstance(error, kind))
     param = {ContextTooLong: "messages", TemplateError: "messages"}.get(type(error))
     if isinstance(error, InvalidParameter):
-        name = str(error).partition(" ")[0]  # its sentences begin with the parameter's name
-        param = name if name in HONOURED else None
+        param = error.param if error.param in HONOURED else None
     return ApiError(status, str(error), param=param, code=code)
 
 

@@ -2,17 +2,20 @@
 
 import io
 import json
+import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from desktop import cli
-from desktop.commands import chat, common, terminal
+from desktop.commands import chat, common, options, terminal
+from engine.config import MODES
 from engine.engine import Engine
 from engine.errors import DeviceFailed
 from engine.fake_loader import fake_loader
-from engine.loading import Loader
+from engine.loading import Loader, LoadOptions
 from models.errors import CorruptFile
 
 ANSWER = "One two three, and a long tail."
@@ -59,6 +62,15 @@ def type_in(monkeypatch: pytest.MonkeyPatch, text: str, *, person: bool = False)
         ["generate", "m", "--prom", "a"],
         ["chat", "--context", "0"],
         ["chat", "--kv-type", "f8"],
+        ["chat", "--mode", "fast"],
+        ["serve", "--max-sequences", "0"],
+        ["generate", "m", "--prompt", "a", "--total-tokens", "many"],
+        ["bench", "--memory", "8XB"],
+        ["serve", "--memory", "0"],
+        ["serve", "--memory", "0.4B"],
+        ["serve", "--memory", "1e9"],
+        ["doctor", "m", "--memory", "99999999999T"],
+        ["logits", "m", "--token-ids", "1", "--out", "x.npy", "--mode", "local"],
         ["logits", "m", "--token-ids", "1"],
         ["bench", "--prefill", "128,"],
         ["serve", "--port", "65536"],
@@ -115,6 +127,57 @@ def test_generate_accepts_every_option(pretend: None, capsys: pytest.CaptureFixt
     assert capsys.readouterr().out == "One two three,\n"
 
 
+@pytest.mark.parametrize(
+    "text, size",
+    [
+        ("8GB", 8_000_000_000),
+        ("800MB", 800_000_000),
+        ("1.5GiB", 3 << 29),
+        ("1.5 gib", 3 << 29),
+        ("2g", 2_000_000_000),
+        ("4Ki", 4096),
+        ("123456789", 123_456_789),
+        ("123456789B", 123_456_789),
+        ("0.5T", 500_000_000_000),
+        (str(2**63 - 1), 2**63 - 1),
+    ],
+)
+def test_sizes_are_written_as_people_write_them(text: str, size: int) -> None:
+    assert options.byte_size(text) == size
+
+
+def test_what_is_said_of_serving_reaches_the_load(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[LoadOptions] = []
+
+    def load(wanted: LoadOptions, progress: object, cancelled: object) -> object:
+        asked.append(wanted)
+        return fake_loader(answer=ANSWER)(wanted, progress, cancelled)
+
+    use(monkeypatch, load)
+    said = "--mode server --max-sequences 3 --total-tokens 9000 --memory 2GB --context 512".split()
+    assert run("generate", TINY, "--prompt", "a", *said) == 0
+    assert run("chat", TINY, "-p", "a", *said) == 0
+    wanted = asked[0]
+    assert asked == [wanted, wanted]
+    assert (wanted.mode, wanted.max_sequences, wanted.total_tokens) == ("server", 3, 9000)
+    assert (wanted.memory_bytes, wanted.context) == (2_000_000_000, 512)
+    assert run("generate", TINY, "--prompt", "a") == 0
+    assert replace(asked[-1], tiers=None) == LoadOptions(model=wanted.model)
+
+
+def test_the_modes_are_those_of_the_engine() -> None:
+    assert options.MODES == MODES
+
+
+def test_what_a_model_takes_is_said_before_its_weights_move(pretend: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("generate", TINY, "--prompt", "a") == 0
+    memory, first, *_ = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"Memory: about \d+ MB: \d+ weights, 200 for 8,192 tokens, 50 working space", memory)
+    assert first.startswith("Loading weights: 25 %")
+
+
 def test_generate_reads_messages(pretend: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "talk.json"
     file.write_text(json.dumps([{"role": "user", "content": "Hi <|im_end|> \ud83d"}]))
@@ -145,7 +208,8 @@ def test_missing_messages_file(capsys: pytest.CaptureFixture[str]) -> None:
 def assert_one_line(capsys: pytest.CaptureFixture[str], text: str) -> None:
     """One line on stderr, apart from what a load says, and nothing on stdout."""
     out, err = capsys.readouterr()
-    lines = [line for line in err.splitlines() if "% of" not in line and "no chat template" not in line]
+    said = ("% of", "no chat template", "Memory: about")
+    lines = [line for line in err.splitlines() if not any(part in line for part in said)]
     assert out == ""
     assert len(lines) == 1, err
     assert lines[0].startswith("inglenook: ")
@@ -346,6 +410,25 @@ def test_the_last_model_is_remembered(pretend: None, capsys: pytest.CaptureFixtu
     assert run("generate", TINY, "--prompt", "a") == 0
     assert run("generate", "--prompt", "a") == 0
     assert capsys.readouterr().out == f"{ANSWER}\n{ANSWER}\n"
+
+
+def test_a_load_line_never_wraps(monkeypatch: pytest.MonkeyPatch) -> None:
+    from engine.config import Estimate
+    from engine.loading import LoadProgress
+
+    stderr = io.StringIO()
+    stderr.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr(sys, "stderr", stderr)
+    monkeypatch.setenv("COLUMNS", "60")
+    line = terminal.LoadLine()
+    estimate = Estimate(weights=10**11, context=10**10, working_space=10**9, tokens=131_072)
+    line(LoadProgress(stage="Reading", done_bytes=0, total_bytes=10, estimate=estimate))
+    line(LoadProgress(stage="Loading weights", done_bytes=5, total_bytes=10))
+    line.finish()
+    shown = stderr.getvalue().split("\r")
+    assert "Loading weights … 50% (about 111.0 GB: 100.0 weights, 10.0…" in shown
+    assert max(map(len, shown)) < 60
+    assert line.estimate == estimate
 
 
 def test_load_line_rewrites_itself_for_a_person(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -186,7 +186,7 @@ BAD = {"adapters": [GOOD["adapters"][1]], "chosen": None, "memory": None, "probl
 
 
 def test_doctor_tells_what_there_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(doctor, "examine", lambda: GOOD)
+    monkeypatch.setattr(doctor, "examine", lambda adapter: GOOD)
     assert run("doctor") == 0
     out, err = capsys.readouterr()
     assert err == ""
@@ -197,11 +197,34 @@ def test_doctor_tells_what_there_is(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert json.loads(capsys.readouterr().out) == GOOD
 
 
+def test_doctor_tells_what_a_model_would_take(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = {"path": "m.gguf", "words": "about 1.0 GB", "max_sequences": 3, "context_length": 4096}
+    monkeypatch.setattr(doctor, "examine", lambda adapter: GOOD)
+    monkeypatch.setattr(doctor, "estimate", lambda args: told if args.max_sequences == 3 else {})
+    assert run("doctor", "m.gguf", "--max-sequences", "3") == 0
+    out = capsys.readouterr().out
+    assert "Model: m.gguf\n  takes about 1.0 GB\n  3 answers at once, a context of 4,096 tokens\n" in out
+    assert run("doctor", "m.gguf", "--max-sequences", "3", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {**GOOD, "model": told}
+
+
+def test_doctor_says_why_a_model_would_not_load(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "examine", lambda adapter: GOOD)
+    assert run("doctor", "absent.gguf") == 1
+    out, err = capsys.readouterr()
+    assert "absent.gguf" in err and err.count("\n") == 1
+    assert "absent.gguf" in out and "No problems" not in out
+
+
 @pytest.mark.parametrize("found", [BAD, {"adapters": []}, {}])
 def test_doctor_fails_without_a_usable_adapter(
     found: dict[str, object], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(doctor, "examine", lambda: found)
+    monkeypatch.setattr(doctor, "examine", lambda adapter: found)
     for options in ([], ["--json"]):
         assert run("doctor", *options) == 1
         out, err = capsys.readouterr()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from desktop import words
+from engine.config import Estimate
 from engine.loading import LoadProgress
 from engine.request import Delta, Timings, Usage
 
@@ -64,3 +65,11 @@ def test_an_error_is_split_into_headline_and_rest() -> None:
     assert words.headline_and_rest("It broke. Mend it.", "x") == ("It broke.", "Mend it.")
     assert words.headline_and_rest("model.v2.gguf is no file", "x") == ("model.v2.gguf is no file", "")
     assert words.headline_and_rest("a" * 200, "x") == ("x", "a" * 200)
+
+
+def test_memory_that_a_model_takes() -> None:
+    def estimate(scale: int) -> Estimate:
+        return Estimate(weights=41 * scale, context=6 * scale, working_space=2 * scale, tokens=8192)
+
+    assert words.memory(estimate(10**8)) == "about 4.9 GB: 4.1 weights, 0.6 for 8,192 tokens, 0.2 working space"
+    assert words.memory(estimate(10**6)) == "about 49 MB: 41 weights, 6 for 8,192 tokens, 2 working space"

@@ -1,12 +1,13 @@
 """Limits from wishes and a device's memory: a wish is kept or refused, and what is said to fit does fit."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.config import DeviceFacts, EngineConfig, ModelFacts, check_context, config_from, resolve
+from engine.config import DeviceFacts, EngineConfig, ModelFacts, check_context, config_from, resolve, smaller_pools
 from engine.errors import InvalidParameter, ModelNotLoaded
 from engine.function_table import PAGE_SIZE
 
@@ -88,19 +89,85 @@ def test_total_tokens_as_said_or_refused() -> None:
 @given(
     st.integers(64, 40_000),
     st.integers(1, 512),
-    st.one_of(st.none(), st.integers(2, 32_768)),
-    st.sampled_from(MODES),
+    st.builds(
+        EngineConfig,
+        mode=st.sampled_from(MODES),
+        context=st.none() | st.integers(2, 32_768),
+        total_tokens=st.none() | st.integers(1, 100_000),
+        max_sequences=st.none() | st.integers(1, 5000),
+    ),
 )
-def test_whatever_is_granted_fits(free: int, binding: int, context: int | None, mode: str) -> None:
+def test_whatever_is_granted_fits_and_is_what_was_asked_for(free: int, binding: int, config: EngineConfig) -> None:
     facts = model()
     try:
-        limits, estimate = resolve(EngineConfig(mode=mode, context=context), facts, device(free, binding))
-    except ModelNotLoaded:
+        limits, estimate = resolve(config, facts, device(free, binding))
+    except ModelNotLoaded as refused:
+        assert_what_it_names_fits(str(refused), config, facts, device(free, binding))
         return
     assert estimate.total <= free * MIB
     assert limits.num_pages * facts.layer_page_bytes <= binding * MIB
+    assert limits.max_samples * facts.logits_bytes <= binding * MIB
+    assert limits.max_slots <= limits.max_rows and limits.max_slots <= limits.max_samples
     assert limits.num_pages * PAGE_SIZE >= limits.context_length
-    assert context is None or limits.context_length == context
+    assert config.context in (None, limits.context_length)
+    assert config.max_sequences in (None, limits.max_slots)
+    assert config.total_tokens is None or limits.num_pages == -(-config.total_tokens // PAGE_SIZE)
+
+
+def assert_what_it_names_fits(sentence: str, config: EngineConfig, facts: ModelFacts, where: DeviceFacts) -> None:
+    number = r"([\d,]+)"
+    if "With one: " in sentence:
+        config = replace(config, max_sequences=1)
+    if named := re.search(rf"A context of {number} fits", sentence):
+        better = replace(config, context=as_int(named[1]))
+    elif named := re.search(rf"Room for {number} tokens in all fits", sentence):
+        better = replace(config, context=None, total_tokens=as_int(named[1]))
+    elif named := re.search(rf"do not fit beside this model; {number} do", sentence):
+        better = replace(config, max_sequences=as_int(named[1]))
+    elif named := re.search(rf"it must be {number} to {number}", sentence):
+        better = replace(config, total_tokens=as_int(named[2]))
+    else:
+        assert "A smaller model" in sentence
+        with pytest.raises(ModelNotLoaded):
+            resolve(EngineConfig(mode="interactive", max_sequences=config.max_sequences, context=256), facts, where)
+        return
+    resolve(better, facts, where)
+
+
+def as_int(text: str) -> int:
+    return int(text.replace(",", ""))
+
+
+def test_more_sequences_than_fit_are_refused_by_a_number_that_fits() -> None:
+    with pytest.raises(ModelNotLoaded, match=r"^1,000 sequences at once do not fit beside this model; 500 do\.$"):
+        resolve(EngineConfig(max_sequences=1000), model(), device(4600))
+
+
+def test_tokens_in_all_bound_the_context_where_nobody_named_one() -> None:
+    limits, estimate = resolve(EngineConfig(total_tokens=1000), model(), device(16_000))
+    assert (limits.context_length, limits.num_pages) == (1000, 63)
+    assert estimate.tokens == 1008
+
+
+def test_a_smaller_pool_keeps_a_context_and_gives_up_what_is_beside_it() -> None:
+    config = EngineConfig(mode="server", context=1024)
+    limits, estimate = resolve(config, model(), device(16_000))
+    smaller = list(smaller_pools(config, limits, estimate))
+    counts = [each.num_pages for each, _ in smaller]
+    assert counts == [65 + (limits.num_pages - 65) // 2, 65]
+    for each, told in smaller:
+        assert each.context_length == 1024
+        assert told.total == estimate.total - (limits.num_pages - each.num_pages) * limits.page_bytes
+
+
+def test_a_pool_that_was_asked_for_is_never_made_smaller() -> None:
+    config = EngineConfig(context=1024, total_tokens=8192)
+    assert not list(smaller_pools(config, *resolve(config, model(), device(16_000))))
+
+
+def test_a_pool_that_would_save_next_to_nothing_is_not_tried() -> None:
+    config = EngineConfig(mode="interactive", context=1024)
+    assert not list(smaller_pools(config, *resolve(config, model(), device(16_000))))
 
 
 def test_unknown_settings_and_values_are_errors() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.async_stream import stream
+from engine.async_stream import DeltaStream, stream
 from engine.fake_loader import ANSWER, fake_loader
 from engine.generate import load_blocking
 from engine.generate import stream as blocking_stream
@@ -73,6 +73,42 @@ def test_closing_aborts(start):
         await deltas.aclose()
 
     asyncio.run(leave())
+    wait_until_idle(engine)
+
+
+def test_an_abort_from_elsewhere_ends_every_answer_and_brings_the_usage(start):
+    engine = start(endless=True, step_s=0.001)
+
+    async def abort_one_of_three():
+        deltas = []
+        async for delta in stream(engine, Request(request_id="a", prompt_ids=(1,), n=3)):
+            deltas.append(delta)
+            if len(deltas) == 12:
+                engine.abort_request("a")
+        return deltas
+
+    deltas = asyncio.run(abort_one_of_three())
+    assert sorted(delta.index for delta in deltas if delta.finish_reason == "abort") == [0, 1, 2]
+    assert deltas[-1].usage.completion_tokens >= sum(len(delta.token_ids) for delta in deltas)
+
+
+def test_closing_wakes_a_reader_of_several_answers(start):
+    engine = start(endless=True, step_s=0.2)
+
+    async def close_under_a_reader():
+        deltas = DeltaStream(engine, Request(request_id="a", prompt_ids=(1,), n=3))
+        await deltas.next()
+        reader = asyncio.ensure_future(read(deltas))
+        await asyncio.sleep(0)
+        deltas.close()
+        return await asyncio.wait_for(reader, 2)
+
+    async def read(deltas):
+        while not deltas.finished:
+            last = await deltas.next()
+        return last
+
+    assert asyncio.run(close_under_a_reader()).finish_reason == "abort"
     wait_until_idle(engine)
 
 

@@ -71,9 +71,10 @@ def test_a_smaller_pool_is_tried_before_a_load_fails(refuse: Refuse, share: floa
         model.table.close()
 
 
-def test_what_fits_nowhere_is_refused_by_a_context_that_may(refuse: Refuse) -> None:
-    refuse(lambda gpu, name, size: name == "logits")
-    with pytest.raises(ModelNotLoaded, match=r"has no room for [\d.]+ GB.* a context of 256 or less\.$"):
+@pytest.mark.parametrize("buffer", ["logits", "moved pages", "saved pages"])
+def test_what_fits_nowhere_is_refused_by_a_context_that_may(refuse: Refuse, buffer: str) -> None:
+    refuse(lambda gpu, name, size: name == buffer)
+    with pytest.raises(ModelNotLoaded, match=r"has no room for \d+ MB.* a context of 256 or less\.$"):
         load(SERVER)
 
 

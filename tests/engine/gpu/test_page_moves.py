@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from engine.errors import DeviceFailed
+from engine.errors import DeviceFailed, ModelNotLoaded, OutOfMemory
 from engine.function_table import FROM_DEVICE, MAX_MOVED_PAGES, PAGE_SIZE, RetiredStep, Row, Sample
 from engine.gpu_table import GpuTable
 from engine.loading import LoadedModel
@@ -338,7 +338,7 @@ def test_a_device_that_has_no_memory_left_for_another_save(tiny: LoadedModel, mo
         raise OutOfDeviceMemory(f"The graphics device refused {size} bytes for {name}")
 
     monkeypatch.setattr(Gpu, "readback", refuse)
-    with pytest.raises(DeviceFailed, match="refused"):
+    with pytest.raises(OutOfMemory, match="refused"):
         submit_save(table, [3])
     assert (table.last_submitted, table.in_flight) == (number, 1)
     assert retired(table) == RetiredStep(number, (), pages=data)
@@ -357,9 +357,9 @@ def test_a_device_that_has_no_memory_for_moves(monkeypatch: pytest.MonkeyPatch) 
         raise OutOfDeviceMemory(f"The graphics device refused {size} bytes for {name}")
 
     monkeypatch.setattr(Gpu, "storage", refuse)
-    with pytest.raises(DeviceFailed, match=r"refused .* for moved pages"):
+    with pytest.raises(ModelNotLoaded, match="has no room for"):
         load_quietly(TINY)
-    assert [gpu.allocated_bytes for gpu in seen] == [0]
+    assert seen and [gpu.allocated_bytes for gpu in seen] == [0] * len(seen)
 
 
 def test_moves_in_a_trace(tiny: LoadedModel) -> None:
