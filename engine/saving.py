@@ -26,6 +26,9 @@ MIN_TOKENS = 32
 SHARE = 0.03
 """Of the device's time that reading may take while somebody waits for tokens."""
 
+PATIENCE_S = 5.0
+"""A drive that writes nothing for so long is not waited for any more."""
+
 _FIRST_COST_S = 0.002
 _MOST_CREDIT_S = 0.02
 _WEIGHT = 0.3
@@ -127,8 +130,8 @@ class Saver:
 
     def wait(self) -> None:
         """Wait a moment for the disk, where nothing else can be done."""
-        if self._store is not None:
-            self._store.wait_for_disk(_MOMENT_S)
+        if self._store is not None and not self._store.wait_for_disk(_MOMENT_S, PATIENCE_S):
+            self.release_held()
 
     def hurry(self) -> bool:
         """Somebody waits for pages: read what is queued first. Where the disk holds that up give it up; True then."""

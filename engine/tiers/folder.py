@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from threading import Lock
 
@@ -48,13 +49,16 @@ class BlockFolder:
         limits: DiskLimits,
         *,
         ledger: WriteLedger | None = None,
+        on_gone: Callable[[bytes, list[Key]], None] = lambda fingerprint, keys: None,
         files: Files | None = None,
     ) -> None:
+        """`on_gone` hears, on the thread that removes them, which blocks of which model were given up."""
         self._path = model_folder(root, fingerprint)
         self._fingerprint = fingerprint
         self._page_bytes = page_bytes
         self._limits = limits
         self._ledger = ledger or MemoryLedger()
+        self._on_gone = on_gone
         self._files = files or Files()
         self._troubles = Troubles(root)
         self._usage = Usage(root, limits.budget_bytes, self._files, self._troubles)
@@ -83,6 +87,14 @@ class BlockFolder:
     def children(self, parent: Key) -> tuple[Key, ...]:
         """The blocks here that follow one, as far as is known."""
         return self._index.children(parent)
+
+    def has_lost(self, key: Key) -> bool:
+        """Whether a block that should be here is not: another process has cleared the folder, or evicted."""
+        parent = self._index.parent(key)
+        try:
+            return parent is not None and self._files.look(self._path / block_name(parent, key)) is None
+        except OSError:
+            return False
 
     def scan(self) -> None:
         """Look what is there, remove what dead processes left unfinished, and keep to the budget."""
@@ -255,9 +267,13 @@ class BlockFolder:
         self._forget_stored(self._usage.make_room(size))
 
     def _forget_stored(self, gone: Iterable[Stored]) -> None:
+        lost: defaultdict[Path, list[Key]] = defaultdict(list)
         for stored in gone:
+            lost[stored.folder].append(stored.key)
             if stored.folder == self._path:
                 self._forget(stored.parent, stored.key)
+        for folder, keys in lost.items():
+            self._on_gone(bytes.fromhex(folder.name), keys)
 
     def _forget(self, parent: Key, key: Key) -> None:
         self._index.discard(parent, key)

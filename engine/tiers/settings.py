@@ -40,7 +40,7 @@ def open_store(settings: TierSettings, fingerprint: bytes, page_bytes: int, mode
         return KvStore(fingerprint, page_bytes, host, None, None)
     notes = Notes(settings.root)
     limits = settings.disk or default_limits(settings.root)
-    folder = BlockFolder(settings.root, fingerprint, page_bytes, limits, ledger=notes)
+    folder = BlockFolder(settings.root, fingerprint, page_bytes, limits, ledger=notes, on_gone=notes.disown)
     folder.scan()  # at once, so that the first request finds what there is
     return KvStore(fingerprint, page_bytes, host, folder, notes, model_name)
 

@@ -101,9 +101,10 @@ class KvStore:
         """Whether the disk has as much to do as it should: nothing more should be put that is to be persisted."""
         return len(self._writing) >= MAX_WRITING
 
-    def wait_for_disk(self, timeout_s: float) -> None:
-        """Wait until something was written, up to so long."""
+    def wait_for_disk(self, timeout_s: float, patience_s: float) -> bool:
+        """Wait until something was written, up to so long; False if the disk has been silent beyond the patience."""
         self._writer.wait(timeout_s)
+        return self._writer.busy_s < patience_s
 
     def keeps(self, key: Key, *, persist: bool) -> bool:
         """Whether a block need not be put: it is where it should be, or gets there from memory."""
@@ -232,16 +233,27 @@ class KvStore:
     # -- the writer's thread
 
     def _write(self, folder: BlockFolder, key: Key, block: KvBlock) -> None:
-        """Put a block on disk, unless a longer one says the same, in the place of any that it goes on from."""
+        """Put a block on disk, and what precedes it if another process has removed that."""
         try:
-            siblings = folder.children(block.parent)[:MAX_CANDIDATES]
-            known = [(sibling, folder.head(block.parent, sibling) or ()) for sibling in siblings if sibling != key]
-            if any(_begins(block.tokens, head) for _, head in known):
-                return
-            if folder.write(block):
-                folder.remove([(block.parent, sibling) for sibling, head in known if _begins(head, block.tokens)])
+            if folder.has_lost(block.parent):
+                folder.scan()
+            missing = [block]
+            while not folder.contains(missing[-1].parent) and (above := self._host.get(missing[-1].parent)) is not None:
+                missing.append(above)
+            for each in reversed(missing):
+                self._write_one(folder, each)
         finally:
             self._writing.discard(key)
+
+    def _write_one(self, folder: BlockFolder, block: KvBlock) -> None:
+        """Put a block on disk, unless a longer one says the same, in the place of any that it goes on from."""
+        key = block.key
+        siblings = folder.children(block.parent)[:MAX_CANDIDATES]
+        known = [(sibling, folder.head(block.parent, sibling) or ()) for sibling in siblings if sibling != key]
+        if any(_begins(block.tokens, head) for _, head in known):
+            return
+        if folder.write(block):
+            folder.remove([(block.parent, sibling) for sibling, head in known if _begins(head, block.tokens)])
 
     def _forget(self, chat: str | None) -> None:
         notes, folder = self._notes, self._folder
