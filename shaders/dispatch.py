@@ -83,11 +83,13 @@ class Constants:
         q_stride: int,
         quads: int,
         scale: float,
+        window: int = 0,
+        sinks: int = 0,
     ) -> Buffer:
         """A Heads block."""
-        sizes = [head_dim, num_q_heads, num_kv_heads, rope_dim, table_stride, q_stride, quads, 0]
+        sizes = [head_dim, num_q_heads, num_kv_heads, rope_dim, table_stride, q_stride, quads, 0, window, sinks, 0, 0]
         block = np.array(sizes, np.uint32)
-        block[7:] = np.array([scale], np.float32).view(np.uint32)
+        block[7:8] = np.array([scale], np.float32).view(np.uint32)
         return self._block(block)
 
     def _block(self, block: np.ndarray[tuple[int], np.dtype[np.uint32]]) -> Buffer:

@@ -31,10 +31,18 @@ def attention(
     head_dim: int,
     kv_type: str,
     subgroups: bool,
+    windowed: bool = False,
 ) -> Dispatch:
-    """y[r] = attention of row r over its sequence up to its own position; q and y are [tokens, stride]."""
+    """y[r] = attention of row r over its sequence up to its own position; q and y are [tokens, stride].
+
+    windowed: over the sinks and the window that `heads` has. Without, the kernels know of neither and are no slower.
+    """
     lanes = "subgroup" if subgroups else "workgroup"
-    slots = {"lanes": f"common/lanes_{lanes}.wgsl", "kv_read": f"common/kv_read_{kv_type}.wgsl"}
+    slots = {
+        "lanes": f"common/lanes_{lanes}.wgsl",
+        "kv_read": f"common/kv_read_{kv_type}.wgsl",
+        "reach": f"common/reach_{'window' if windowed else 'whole'}.wgsl",
+    }
     buffers = {
         "step": step,
         "heads": heads,

@@ -1,4 +1,4 @@
-// attention_paged: y[r,h,:] = softmax(scale * q[r,h,:] K^T) V over positions 0 .. own, keys and values read by page
+// attention_paged: y[r,h,:] = softmax(scale * q[r,h,:] K^T) V over the positions that it reaches, read by page
 // grid      (num_kv_heads * quads, rows of the step, ceil(head_dim / 64)); 8 lanes each
 // binding   step        read        header and rows of the step
 // binding   heads       uniform     sizes of attention
@@ -9,6 +9,7 @@
 // binding   y           read_write  [tokens, q_stride] f32
 // slot      lanes    how the 8 lanes talk
 // slot      kv_read  the type of the pages
+// slot      reach    which tokens a row attends to
 // source    Milakov & Gimelshein 2018, arXiv:1805.02867 (online softmax); Kwon et al. 2023, arXiv:2309.06180 (pages);
 //           Ainslie et al. 2023, arXiv:2305.13245 (grouped queries)
 //
@@ -29,6 +30,7 @@
 //!include "common/heads.wgsl"
 //!include <lanes>
 //!include <kv_read>
+//!include <reach>
 //!include "common/attend_row.wgsl"
 
 fn attend(group: vec3u) {

@@ -9,9 +9,10 @@
 // binding   y           read_write  [tokens, q_stride] f32
 // slot      lanes    how the 8 lanes talk; by subgroups only
 // slot      kv_read  the type of the pages
+// slot      reach    which tokens a row attends to
 //
-// Rows of different sequences, or past the last, go one by one. For rows of one sequence every operation on a row is
-// that of attend_row: a page beyond a row's own position changes its state by exact zeros and ones.
+// Rows of different sequences, past the last, or too far apart to share what they reach, go one by one. For rows of one sequence every operation on a row is
+// that of attend_row: a page that a row does not reach changes its state by exact zeros and ones.
 
 @group(0) @binding(0) var<storage, read> step: array<vec4u>;
 @group(0) @binding(1) var<uniform> heads: Heads;
@@ -26,6 +27,7 @@
 //!include "common/heads.wgsl"
 //!include <lanes>
 //!include <kv_read>
+//!include <reach>
 //!include "common/attend_row.wgsl"
 
 const ROWS: u32 = 4u;
@@ -35,12 +37,17 @@ fn attend(group: vec3u) {
     let first = group.y * ROWS;
     let count = min(num_rows() - first, ROWS);
     let slot = row_of(first).z;
+    var lowest = row_of(first).y;
+    var highest = lowest;
     var together = count == ROWS;
     for (var r = 1u; r < count; r++) {
-        together = together && row_of(first + r).z == slot;
+        let next = row_of(first + r);
+        together = together && next.z == slot;
+        lowest = min(lowest, next.y);
+        highest = max(highest, next.y);
     }
-    if (together) {
-        attend_rows(first, slot, kv_head, group.z);
+    if (together && reach_together(lowest, highest)) {
+        attend_rows(first, slot, lowest, highest, kv_head, group.z);
     } else {
         for (var r = 0u; r < count; r++) {
             attend_row(first + r, kv_head, group.z);
@@ -57,13 +64,13 @@ struct PageWeights {
 }
 
 fn weigh(near: vec4f, far: vec4f, highest: vec4f, first: u32, position: u32) -> PageWeights {
-    let a = select(vec4f(-3.0e38), near * heads.scale, first + lane <= position);
-    let b = select(vec4f(-3.0e38), far * heads.scale, first + lane + 8u <= position);
+    let a = select(vec4f(LEFT_OUT), near * heads.scale, reaches(first + lane, position));
+    let b = select(vec4f(LEFT_OUT), far * heads.scale, reaches(first + lane + 8u, position));
     let peak = max(highest, lane_max(max(a, b)));
     return PageWeights(exp(a - peak), exp(b - peak), peak, exp(highest - peak));
 }
 
-fn attend_rows(row: u32, slot: u32, kv_head: u32, part: u32) {
+fn attend_rows(row: u32, slot: u32, lowest: u32, last: u32, kv_head: u32, part: u32) {
     let octets = heads.head_dim / 8u;
     let slices = (octets + 7u) / 8u;
     let value_octet = part * 8u + lane;
@@ -72,18 +79,17 @@ fn attend_rows(row: u32, slot: u32, kv_head: u32, part: u32) {
     let p1 = row_of(row + 1u).y;
     let p2 = row_of(row + 2u).y;
     let p3 = row_of(row + 3u).y;
-    let last = max(max(max(p0, p1), p2), p3);
     var v0 = load_queries(row, 0u);
     var v1 = load_queries(row + 1u, 0u);
     var v2 = load_queries(row + 2u, 0u);
     var v3 = load_queries(row + 3u, 0u);
-    var highest0 = vec4f(-3.0e38);
+    var highest0 = vec4f(NO_SCORE);
     var mass0 = vec4f(0.0);
-    var highest1 = vec4f(-3.0e38);
+    var highest1 = vec4f(NO_SCORE);
     var mass1 = vec4f(0.0);
-    var highest2 = vec4f(-3.0e38);
+    var highest2 = vec4f(NO_SCORE);
     var mass2 = vec4f(0.0);
-    var highest3 = vec4f(-3.0e38);
+    var highest3 = vec4f(NO_SCORE);
     var mass3 = vec4f(0.0);
     var o00 = vec4f(0.0);
     var o01 = vec4f(0.0);
@@ -118,7 +124,7 @@ fn attend_rows(row: u32, slot: u32, kv_head: u32, part: u32) {
     var o36 = vec4f(0.0);
     var o37 = vec4f(0.0);
 
-    for (var p = 0u; p <= last / PAGE; p++) {
+    for (var p = page_from(0u, lowest); p <= last / PAGE; p = page_from(p + 1u, lowest)) {
         let page = page_table[slot * heads.table_stride + p];
         let keys = (page * heads.num_kv_heads + kv_head) * octets * PAGE;
         var near0 = vec4f(0.0);
@@ -200,6 +206,9 @@ fn attend_rows(row: u32, slot: u32, kv_head: u32, part: u32) {
         o36 *= w3.shrink;
         o37 *= w3.shrink;
         for (var t = 0u; t < min(last - first + 1u, PAGE); t++) {
+            if (!counts(first + t, lowest)) {
+                continue;
+            }
             let value = load_values(((page * heads.num_kv_heads + kv_head) * PAGE + t) * octets + value_lane);
             let u0 = heard(8u + t / 8u, t % 8u, select(w0.near, w0.far, t >= 8u));
             o00 = fma(u0, vec4f(value.low.x), o00);

@@ -203,6 +203,7 @@ CHOICES = {
     "tile": ["common/tile1.wgsl", "common/tile8.wgsl"],
     "kv_write": ["common/kv_write_f16.wgsl", "common/kv_write_f32.wgsl"],
     "kv_read": ["common/kv_read_f16.wgsl", "common/kv_read_f32.wgsl"],
+    "reach": ["common/reach_whole.wgsl", "common/reach_window.wgsl"],
     "lanes": ["common/lanes_subgroup.wgsl", "common/lanes_workgroup.wgsl"],
     "raw_type": [f"common/raw_{name}.wgsl" for name in ("f32", "half", "q8_0", "q4_0", "q4_1")],
 }

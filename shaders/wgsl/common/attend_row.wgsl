@@ -1,5 +1,10 @@
-// Attention of one row, in one order of operations: a page is one step of the online softmax. attention_tiled does the
-// same for several rows of a sequence at once and must give the same bits.
+// Attention of one row, in one order of operations: a page is one step of the online softmax, and pages that the row does
+// not reach are no step. attention_tiled does the same for several rows of a sequence at once and must give the same bits.
+
+// The highest score before the first. A token that does not count scores far less, so that its weight is 0 even where
+// no token counts yet: such a page changes the state by exact zeros and ones.
+const NO_SCORE: f32 = -1.0e38;
+const LEFT_OUT: f32 = -3.0e38;
 
 var<private> first_head: u32;  // first of the up to four query heads
 var<private> head_count: u32;
@@ -74,7 +79,7 @@ fn attend_row(row: u32, kv_head: u32, part: u32) {
     let value_lane = min(value_octet, octets - 1u);  // lanes beyond head_dim read, but never write
 
     var queries = load_queries(row, 0u);
-    var highest = vec4f(-3.0e38);
+    var highest = vec4f(NO_SCORE);
     var mass = vec4f(0.0);
     var o0 = vec4f(0.0);
     var o1 = vec4f(0.0);
@@ -85,7 +90,7 @@ fn attend_row(row: u32, kv_head: u32, part: u32) {
     var o6 = vec4f(0.0);
     var o7 = vec4f(0.0);
 
-    for (var p = 0u; p <= position / PAGE; p++) {
+    for (var p = page_from(0u, position); p <= position / PAGE; p = page_from(p + 1u, position)) {
         let page = page_table[at.z * heads.table_stride + p];
         let keys = (page * heads.num_kv_heads + kv_head) * octets * PAGE;
         var near = vec4f(0.0);  // score of token `lane`
@@ -102,8 +107,8 @@ fn attend_row(row: u32, kv_head: u32, part: u32) {
             }
         }
         let first = p * PAGE;
-        near = select(vec4f(-3.0e38), near * heads.scale, first + lane <= position);
-        far = select(vec4f(-3.0e38), far * heads.scale, first + lane + 8u <= position);
+        near = select(vec4f(LEFT_OUT), near * heads.scale, reaches(first + lane, position));
+        far = select(vec4f(LEFT_OUT), far * heads.scale, reaches(first + lane + 8u, position));
 
         let peak = max(highest, lane_max(max(near, far)));
         let shrink = exp(highest - peak);
@@ -124,8 +129,11 @@ fn attend_row(row: u32, kv_head: u32, part: u32) {
         tell(8u, weight_near);
         tell(9u, weight_far);
         tell_done();
-        // Tokens past the row's own are left out: their weight is zero, but their bytes may be anything.
+        // Tokens that the row does not reach are left out: their weight is zero, but their bytes may be anything.
         for (var t = 0u; t < min(position - first + 1u, PAGE); t++) {
+            if (!counts(first + t, position)) {
+                continue;
+            }
             let w = heard(8u + t / 8u, t % 8u, select(weight_near, weight_far, t >= 8u));
             let value = load_values(((page * heads.num_kv_heads + kv_head) * PAGE + t) * octets + value_lane);
             o0 = fma(w, vec4f(value.low.x), o0);

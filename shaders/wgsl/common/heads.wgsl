@@ -10,6 +10,8 @@ struct Heads {
     q_stride: u32,      // elements from one token's queries to the next
     quads: u32,         // groups of up to 4 query heads that share a kv head
     scale: f32,         // of the scores
+    window: u32,        // tokens up to its own that a row attends to; 0: all
+    sinks: u32,         // tokens at the start that it attends to besides
 }
 
 fn key_index(page: u32, head: u32, position: u32, element: u32) -> u32 {
