@@ -13,6 +13,7 @@ from typing import Literal
 
 from engine.errors import InvalidParameter, ModelNotLoaded
 from engine.function_table import MAX_IN_FLIGHT, MAX_MOVED_PAGES, PAGE_SIZE, TableLimits
+from engine.window import pages_of, pages_of_window
 
 Mode = Literal["local", "interactive", "server"]
 MODES: tuple[Mode, ...] = ("local", "interactive", "server")
@@ -21,6 +22,11 @@ DEFAULT_CONTEXT = 8192
 """Tokens of context where nobody says anything and the model allows as much."""
 
 _SLOTS: Mapping[Mode, int] = {"local": 16, "interactive": 1, "server": 32}
+_LEAST: Mapping[str, int] = {"window": 0, "sinks": 0}
+_LEAST_WINDOW = 16
+_DEFAULT_SINKS = 4
+"""Where the user gives a window to a model that has none: enough to keep such a model fluent (arXiv:2309.17453)."""
+
 _MAX_ROWS = 128
 _MAX_SAMPLES = 64
 _MOST_SEQUENCES = 1024
@@ -41,7 +47,9 @@ class EngineConfig:
 
     mode: "local" serves a few chats and clients, "interactive" one, "server" many. context: tokens that one sequence
     may reach. total_tokens: tokens kept on the device over all sequences. memory_bytes: what may be used instead of
-    what the device reports.
+    what the device reports. window and sinks: a token attends to the `window` tokens that end with itself and to the
+    first `sinks` of its sequence, so that memory bounds no conversation's length; a window of 0 turns the model's own
+    off.
     """
 
     mode: Mode = "local"
@@ -49,6 +57,8 @@ class EngineConfig:
     total_tokens: int | None = None
     max_sequences: int | None = None
     memory_bytes: int | None = None
+    window: int | None = None
+    sinks: int | None = None
 
 
 def config_from(values: Mapping[str, object]) -> EngineConfig:
@@ -60,8 +70,11 @@ def config_from(values: Mapping[str, object]) -> EngineConfig:
         if key == "mode":
             if value not in MODES:
                 raise InvalidParameter(f"mode is {value}; it must be one of {', '.join(MODES)}.")
-        elif value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise InvalidParameter(f"{key} is {value}; it must be a whole number above 0.")
+        elif value is not None and (
+            isinstance(value, bool) or not isinstance(value, int) or value < _LEAST.get(key, 1)
+        ):
+            least = _LEAST.get(key, 1)
+            raise InvalidParameter(f"{key} is {value}; it must be a whole number from {least} up.")
     return EngineConfig(**values)  # type: ignore[arg-type]  # checked above, one by one
 
 
@@ -71,7 +84,7 @@ class ModelFacts:
 
     page_bytes: one page in every layer, layer_page_bytes: its keys in one. row_bytes: per row of a step; sample_bytes:
     per token drawn in one, logits_bytes of them its logits; slot_bytes: per sequence; position_bytes: per token of
-    context, whoever has it.
+    context, whoever has it. trained_window is in tokens: those to which the model attends; 0: all.
     """
 
     vocab_size: int
@@ -84,6 +97,7 @@ class ModelFacts:
     logits_bytes: int
     slot_bytes: int
     position_bytes: int
+    trained_window: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,15 +184,21 @@ def _resolved(config: EngineConfig, model: ModelFacts, device: DeviceFacts) -> t
     beside = PAGE_SIZE * model.position_bytes + 4 * slots  # rotations, and the page's entry in each table of pages
     reach = min(room // (model.page_bytes + beside), bound)
     context = config.context or _context(config, model, reach)
-    least = _pages(context) + (config.total_tokens is None)
+    window, sinks = _window(config, model.trained_window, context)
+    per_sequence = _pages_per_sequence(context, window, sinks)
+    if window:
+        reach = min((room - pages_of(context) * beside) // model.page_bytes, bound)
+    least = per_sequence + (config.total_tokens is None)
     chosen = config.context is None and config.total_tokens is None
     too_short = chosen and context < min(_FLOOR_TOKENS, model.trained_context)
     if not 0 < samples <= in_binding:
         reach = 0
     if too_short or least > reach:
-        raise _too_large(config, context, model, device, working + _pages(context) * beside, reach)
-    room -= _pages(context) * beside
-    num_pages = _num_pages(config, context, slots, min(room // model.page_bytes, bound))
+        most = per_sequence if window else model.trained_context
+        beside *= pages_of(context)
+        raise _too_large(config, context, model, device, working + beside, reach, most)
+    room -= pages_of(context) * beside
+    num_pages = _num_pages(config, context, slots, min(room // model.page_bytes, bound), per_sequence)
     limits = TableLimits(
         vocab_size=model.vocab_size,
         context_length=context,
@@ -187,19 +207,21 @@ def _resolved(config: EngineConfig, model: ModelFacts, device: DeviceFacts) -> t
         max_slots=slots,
         num_pages=num_pages,
         page_bytes=model.page_bytes,
+        window=window,
+        sinks=sinks,
         max_in_flight=MAX_IN_FLIGHT,
     )
-    return limits, _estimate(limits, model, working + _pages(context) * beside)
+    return limits, _estimate(limits, model, working + pages_of(context) * beside)
 
 
 def smaller_pools(
     config: EngineConfig, limits: TableLimits, estimate: Estimate
 ) -> Iterator[tuple[TableLimits, Estimate]]:
-    """What to try when a device refuses what should have fitted: half of the pages beyond one context, then none.
+    """What to try when a device refuses what should have fitted: half of the pages beyond one sequence, then none.
 
     Nothing where the number of pages is the user's own, and nothing that would save next to nothing.
     """
-    least = _pages(limits.context_length) + 1
+    least = _pages_per_sequence(limits.context_length, limits.window, limits.sinks) + 1
     last = limits.num_pages
     for num_pages in (least + (last - least) // 2, least) if config.total_tokens is None else ():
         saved = (last - num_pages) * limits.page_bytes
@@ -221,30 +243,61 @@ def _context(config: EngineConfig, model: ModelFacts, pages_in_reach: int) -> in
     return min(model.trained_context, DEFAULT_CONTEXT, max(pages_in_reach - 1, 0) * PAGE_SIZE)
 
 
-def _num_pages(config: EngineConfig, context: int, slots: int, in_reach: int) -> int:
-    """Pages over all sequences: what was asked for, else one full context and room for others to be kept beside it."""
+def _window(config: EngineConfig, trained: int, context: int) -> tuple[int, int]:
+    """Window and sinks, both 0 where everything is attended to. Raises ModelNotLoaded for what is not possible."""
+    window = trained if config.window is None else config.window
+    if not window:
+        if config.sinks:
+            raise ModelNotLoaded("Sinks without a window have no meaning: give a window too, or leave the sinks out.")
+        return 0, 0
+    if window < _LEAST_WINDOW:
+        raise ModelNotLoaded(
+            f"A window of {window} is not possible: it must be {_LEAST_WINDOW} tokens or more, or 0 for none."
+        )
+    if window >= context:
+        return 0, 0
+    sinks = config.sinks
+    if sinks is None:
+        sinks = 0 if config.window is None else min(_DEFAULT_SINKS, context - window)
+    if sinks < 0 or sinks + window > context:
+        raise ModelNotLoaded(
+            f"{sinks} sinks are not possible: with a window of {window} and a context of {context} tokens they must be "
+            f"0 to {context - window}."
+        )
+    return window, sinks
+
+
+def _pages_per_sequence(context: int, window: int, sinks: int) -> int:
+    """Pages that one sequence fills at once: all of its context, or sinks, window, and a chunk of a long prompt.
+
+    What leaves the window is free when the steps in flight have retired, so a second chunk keeps the device busy.
+    """
+    if not window:
+        return pages_of(context)
+    return min(pages_of(context), pages_of(sinks) + pages_of_window(window) + 2 * pages_of(_MAX_ROWS))
+
+
+def _num_pages(config: EngineConfig, context: int, slots: int, in_reach: int, per_sequence: int) -> int:
+    """Pages over all sequences: what was asked for, else one full sequence and room for others to be kept beside it."""
     if config.total_tokens is not None:
-        asked = _pages(config.total_tokens)
-        if not _pages(context) <= asked <= in_reach:
+        asked = pages_of(config.total_tokens)
+        if not per_sequence <= asked <= in_reach:
             raise ModelNotLoaded(
                 f"Room for {config.total_tokens:,} tokens in all is not possible: with a context of {context:,} it "
-                f"must be {context:,} to {in_reach * PAGE_SIZE:,}."
+                f"must be {min(context, per_sequence * PAGE_SIZE):,} to {in_reach * PAGE_SIZE:,}."
             )
         return asked
     shares = {"interactive": 1, "local": 1, "server": slots}[config.mode]
-    return max(_pages(context) + 1, min(in_reach, _pages(context) * shares + slots))
-
-
-def _pages(tokens: int) -> int:
-    return -(-tokens // PAGE_SIZE)
+    return max(per_sequence + 1, min(in_reach, per_sequence * shares + slots))
 
 
 def _too_large(
-    config: EngineConfig, context: int, model: ModelFacts, device: DeviceFacts, working: int, pages: int
+    config: EngineConfig, context: int, model: ModelFacts, device: DeviceFacts, working: int, pages: int, most: int
 ) -> ModelNotLoaded:
+    """`pages`: in reach; `most`: that a sequence of any length fills."""
     floor = min(_FLOOR_TOKENS, model.trained_context)
     tokens = max(context, floor)
-    need = model.weight_bytes + working + (_pages(tokens) + 1) * model.page_bytes
+    need = model.weight_bytes + working + (min(pages_of(tokens), most) + 1) * model.page_bytes
     sentence = (
         f"This model needs {in_words(need)} for {tokens:,} tokens of context; "
         f"{in_words(device.budget_bytes)} are free ({device.source})."

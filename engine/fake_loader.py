@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from engine.config import Estimate
-from engine.fake_table import PAGE_BYTES, FakeTable, Fault, NextToken
+from engine.fake_parts import PAGE_BYTES, Fault, NextToken
+from engine.fake_table import FakeTable
 from engine.function_table import PAGE_SIZE, TableLimits
 from engine.loading import LoadCancelled, LoadedModel, Loader, LoadOptions, LoadProgress
 from models.chat_template import ChatTemplate
@@ -68,6 +69,8 @@ def fake_loader(
             max_slots=8,
             num_pages=4 * -(-context // PAGE_SIZE),
             page_bytes=PAGE_BYTES,
+            window=0,
+            sinks=0,
         )
         next_token = _reciter(len(pieces), tokenizer.eos_id or 0, endless)
         return LoadedModel(

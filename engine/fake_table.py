@@ -4,6 +4,10 @@ Owns a pretend KV cache in pages, the delay of steps in flight and planned fault
 position, a token and a hash of everything up to there, read back through the page table; so the tokens are known
 beforehand (continuation()) and come out wrong if a page or a position is mixed up. Knows no request.
 
+With a window a slot's page that none of its rows reaches any more, neither in flight nor to come, is nobody's: it is
+neither read nor verified, and forgotten when another slot writes to it. Its tokens are the same as without a window,
+for a cell's hash stands for everything before it.
+
 Slots may share pages. Whoever writes to a page spoils it for every other slot that lists it: a slot with a step in
 flight refuses at once, any other when it next runs. A slot that starts anew has drawn nothing and counted nothing.
 
@@ -12,80 +16,28 @@ ValueError stands for "an invalid dispatch". Any one thread at a time may call i
 
 from __future__ import annotations
 
-import struct
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from engine.fake_parts import (
+    CELL,
+    NO_CELL,
+    PAGE_BYTES,
+    Fault,
+    NextToken,
+    continuation,
+    fold,
+    pretend_logprobs,
+    small_limits,
+)
 from engine.function_table import FROM_DEVICE, MAX_MOVED_PAGES, PAGE_SIZE, RetiredStep, Row, Sample, TableLimits
 from engine.request import TokenLogprobs
 
-_MODULUS = 2**31 - 1
-
-_CELL = struct.Struct("<iii")
-_NO_CELL = (-1, 0, 0)
-PAGE_BYTES = PAGE_SIZE * _CELL.size
+__all__ = ["PAGE_BYTES", "FakeTable", "Fault", "NextToken", "continuation", "fold", "pretend_logprobs", "small_limits"]
 
 _COMPLETE = (["embed", "layers"], ["embed", "layers", "logits", "sample"], ["load_pages"], ["save_pages"])
-
-NextToken = Callable[[int, int], int]
-"""(hash of the sequence, its last token) -> the token that follows."""
-
-
-def fold(state: int, token: int) -> int:
-    """Hash of a sequence that is one token longer."""
-    return (state * 31 + token + 1) % _MODULUS
-
-
-def continuation(prompt: Sequence[int], count: int, next_token: NextToken) -> list[int]:
-    """What a FakeTable with this next_token draws after the prompt."""
-    tokens = list(prompt)
-    state = 0
-    for token in prompt:
-        state = fold(state, token)
-    for _ in range(count):
-        tokens.append(next_token(state, tokens[-1]))
-        state = fold(state, tokens[-1])
-    return tokens[len(prompt) :]
-
-
-def pretend_logprobs(state: int, token: int, num_top: int) -> TokenLogprobs:
-    """What a FakeTable reports of a token that follows a sequence with this hash."""
-    top = tuple(((state + rank) % 256, -0.5 * (rank + 1)) for rank in range(num_top))
-    return TokenLogprobs(token=token, logprob=-(1 + (state + token) % 50) / 10, top=top)
-
-
-def small_limits(
-    *,
-    vocab_size: int = 300,
-    context_length: int = 256,
-    max_rows: int = 32,
-    max_samples: int = 8,
-    max_slots: int = 8,
-    num_pages: int = 64,
-    max_in_flight: int = 4,
-) -> TableLimits:
-    """Limits small enough that tests meet every one of them."""
-    return TableLimits(
-        vocab_size=vocab_size,
-        context_length=context_length,
-        max_rows=max_rows,
-        max_samples=max_samples,
-        max_slots=max_slots,
-        num_pages=num_pages,
-        page_bytes=PAGE_BYTES,
-        max_in_flight=max_in_flight,
-    )
-
-
-@dataclass(slots=True)
-class Fault:
-    """Raise `error` once, when `call` ("set_pages", "embed", ... "end_forward", "retire") meets step `step`."""
-
-    call: str
-    step: int
-    error: Exception
 
 
 @dataclass(slots=True)
@@ -126,6 +78,7 @@ class FakeTable:
         self._holders: list[set[int]] = [set() for _ in range(self._limits.num_pages)]
         self._unverified: set[int] = set()  # slots whose page table began with pages that they did not write
         self._spoiled: dict[int, int] = {}  # slot -> a page of it that another slot has written to
+        self._next_position: dict[int, int] = {}  # of slots that have run since they were given their pages
         self._slot_last_use = [0] * self._limits.max_slots
         self._cells: dict[int, tuple[int, int, int]] = {}  # page * PAGE_SIZE + offset -> position, hash, token
         self._device_token: dict[int, int] = {}
@@ -160,14 +113,16 @@ class FakeTable:
         self._meet("set_pages")
         _require(0 <= slot < self._limits.max_slots, f"slot {slot}")
         table = self._page_tables[slot]
-        _require(first <= len(table), f"page table of slot {slot} would have a hole")
+        _require(first <= len(table) or self._limits.window > 0, f"page table of slot {slot} would have a hole")
         rewrites = first < len(table) and self._slot_last_use[slot] > self.last_retired
         _require(not rewrites, f"the page table of slot {slot} is in use by a step in flight")
         for page in pages:
             _require(0 <= page < self._limits.num_pages, f"page {page}")
         for page in table[first:]:
-            self._holders[page].discard(slot)
+            if page >= 0:
+                self._holders[page].discard(slot)
         del table[first:]
+        table.extend([-1] * (first - len(table)))
         table.extend(pages)
         for page in pages:
             self._holders[page].add(slot)
@@ -176,6 +131,7 @@ class FakeTable:
             self._device_token.pop(slot, None)
             self.counted.pop(slot, None)
             self._unverified.add(slot)
+            self._next_position.pop(slot, None)
 
     def set_counts(self, slot: int, prompt_ids: Sequence[int], generated_ids: Sequence[int]) -> None:
         self._meet("set_counts")
@@ -249,7 +205,6 @@ class FakeTable:
         step = self._recording
         if step is None or step.calls not in _COMPLETE:
             raise ValueError("the step is not complete")
-        self._recording = None
         if step.calls == ["load_pages"]:
             self._load(step)
         elif step.calls == ["save_pages"]:
@@ -258,6 +213,7 @@ class FakeTable:
         for source, target in step.copies:
             self._copy(source, target, writers)
         written = [self._write(row) for row in step.rows]
+        self._recording = None
         self.num_rows += len(written)
         if step.samples:
             self._draw(step, written)
@@ -306,7 +262,7 @@ class FakeTable:
         return step
 
     def _load(self, step: _Step) -> None:
-        cells = list(_CELL.iter_unpack(step.data))
+        cells = list(CELL.iter_unpack(step.data))
         for index, page in enumerate(step.moved):
             self._spoil(page, -1)
             for offset, cell in enumerate(cells[index * PAGE_SIZE : (index + 1) * PAGE_SIZE]):
@@ -314,8 +270,8 @@ class FakeTable:
         self.num_loaded += len(step.moved)
 
     def _page_as_bytes(self, page: int) -> bytes:
-        cells = (self._cells.get(page * PAGE_SIZE + offset, _NO_CELL) for offset in range(PAGE_SIZE))
-        return b"".join(_CELL.pack(*cell) for cell in cells)
+        cells = (self._cells.get(page * PAGE_SIZE + offset, NO_CELL) for offset in range(PAGE_SIZE))
+        return b"".join(CELL.pack(*cell) for cell in cells)
 
     def _draw(self, step: _Step, written: list[tuple[int, int]]) -> None:
         tokens: list[int] = []
@@ -343,7 +299,7 @@ class FakeTable:
             self._verify(slot, position)
         before = 0
         if position:
-            found, before, _ = self._cells.get(self._cell(slot, position - 1), _NO_CELL)
+            found, before, _ = self._cells.get(self._cell(slot, position - 1), NO_CELL)
             _require(found == position - 1, f"position {position} follows nothing")
         token = self._device_token[slot] if row.token == FROM_DEVICE else row.token
         cell = self._cell(slot, position)
@@ -351,6 +307,7 @@ class FakeTable:
         state = fold(before, token)
         self._cells[cell] = position, state, token
         self._slot_last_use[slot] = self._last_submitted + 1
+        self._next_position[slot] = position + 1
         return state, token
 
     def _copy(self, source: int, target: int, writers: set[int]) -> None:
@@ -368,23 +325,48 @@ class FakeTable:
         if len(holders) <= (writer in holders):
             return
         for slot in holders - {writer}:
+            if self._limits.window and self._leave(slot, page):
+                continue
             in_use = self._slot_last_use[slot] > self.last_retired
             _require(not in_use, f"page {page} is written to while slot {slot} reads it")
             self._spoiled[slot] = page
 
+    def _leave(self, slot: int, page: int) -> bool:
+        """Forget a page of a slot if no row of it, in flight, recorded or to come, reaches it; whether none does."""
+        index, following = self._page_tables[slot].index(page), self._next_position.get(slot, 0)
+        steps = [*self._in_flight, self._recording] if self._recording is not None else self._in_flight
+        rows = (row.position for step in steps for row in step.rows if row.slot == slot)
+        if any(self._reaches(index, position) for position in (*rows, following)):
+            return False
+        self._page_tables[slot][index] = -1
+        self._holders[page].discard(slot)
+        return True
+
+    def _reaches(self, index: int, position: int) -> bool:
+        """Whether the row at `position` reads any of a slot's page with this index, or would later write it."""
+        limits, first = self._limits, index * PAGE_SIZE
+        return not limits.window or first < limits.sinks or first + PAGE_SIZE - 1 > position - limits.window
+
     def _verify(self, slot: int, count: int) -> None:
-        """Check that the cells before position `count` are one unbroken sequence, whoever wrote them."""
+        """Check that the cells that the row at position `count` reaches are one unbroken sequence, whoever wrote them.
+
+        Behind a gap the first cell is believed.
+        """
         self._unverified.discard(slot)
-        state = 0
+        state: int | None = 0
         for position in range(count):
-            cell = self._cells.get(self._cell(slot, position), _NO_CELL)
-            state = fold(state, cell[2])
-            _require(cell[:2] == (position, state), f"position {count} follows nothing")
+            if not self._reaches(position // PAGE_SIZE, count):
+                state = None
+                continue
+            found, known, token = self._cells.get(self._cell(slot, position), NO_CELL)
+            state = known if state is None else fold(state, token)
+            _require((found, known) == (position, state), f"position {count} follows nothing")
 
     def _cell(self, slot: int, position: int) -> int:
         table = self._page_tables[slot]
-        _require(position // PAGE_SIZE < len(table), f"slot {slot} has no page for position {position}")
-        return table[position // PAGE_SIZE] * PAGE_SIZE + position % PAGE_SIZE
+        page = table[position // PAGE_SIZE] if position // PAGE_SIZE < len(table) else -1
+        _require(page >= 0, f"slot {slot} has no page for position {position}")
+        return page * PAGE_SIZE + position % PAGE_SIZE
 
     def _meet(self, call: str, step: int | None = None) -> None:
         if not self.faults:

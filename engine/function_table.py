@@ -72,7 +72,11 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableLimits:
-    """What one loaded model can hold, complete: nothing here is optional. page_bytes: one page, in every layer."""
+    """What one loaded model can hold, complete: nothing here is optional. page_bytes: one page, in every layer.
+
+    window: a row attends to its own token and the window - 1 before it; sinks: and to so many first ones of its
+    sequence. A page that a row does not reach may be anybody's. window 0: a row attends to everything before it.
+    """
 
     vocab_size: int
     context_length: int
@@ -81,6 +85,8 @@ class TableLimits:
     max_slots: int
     num_pages: int
     page_bytes: int
+    window: int
+    sinks: int
     max_in_flight: int = MAX_IN_FLIGHT
 
 

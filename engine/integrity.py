@@ -10,6 +10,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from engine.function_table import PAGE_SIZE
+from engine.window import NO_PAGE, held
 
 if TYPE_CHECKING:
     from engine.open_request import OpenRequest
@@ -38,9 +39,9 @@ def check_integrity(state: EngineState) -> None:
 
 def _check_memory(state: EngineState, admitted: list[RequestState]) -> None:
     state.slots.recount(sequence.slot for sequence in admitted)
-    held = [page for sequence in admitted for page in sequence.pages]
-    held += [sequence.copy[0] for sequence in admitted if sequence.copy is not None]
-    state.pages.recount([*held, *state.cache.pages_held(), *state.saver.pages_held()])
+    in_use = [page for sequence in admitted for page in held(sequence.pages)]
+    in_use += [sequence.copy[0] for sequence in admitted if sequence.copy is not None]
+    state.pages.recount([*in_use, *state.cache.pages_held(), *state.saver.pages_held()])
     state.cache.check_integrity()
     assert state.cache.num_pinned <= state.limits.num_pages // 2, "too much is pinned"
 
@@ -50,7 +51,7 @@ def _check_request(state: EngineState, opened: OpenRequest) -> None:
     assert len(opened.answers) == opened.request.n and len(open_answers) == opened.num_open > 0, (
         "answers are miscounted"
     )
-    needed = opened.answers[0].num_pages_needed
+    needed = state.memory.num_pages_needed(opened.answers[0])
     assert needed + state.cache.num_pinned <= state.limits.num_pages, "a request can never have its pages"
     for answer in open_answers:
         _check_tokens(state, answer)
@@ -68,8 +69,19 @@ def _check_tokens(state: EngineState, sequence: RequestState) -> None:
     assert len(sequence.logprobs) == (num_committed if with_logprobs else 0), f"{name}: logprobs are misaligned"
     if sequence.slot >= 0:
         num_positions = max(sequence.num_target, sequence.num_prompt + sequence.num_drawn - 1)
-        assert len(sequence.pages) * PAGE_SIZE >= num_positions, f"{name}: too few pages"
+        num_paged = sequence.next_row if state.memory.window.is_on else num_positions
+        assert len(sequence.pages) * PAGE_SIZE >= num_paged, f"{name}: too few pages"
         assert sequence.num_retired <= num_positions, f"{name}: more retired than computed"
+        _check_window(state, sequence, name)
+
+
+def _check_window(state: EngineState, sequence: RequestState, name: str) -> None:
+    window, pages = state.memory.window, sequence.pages
+    for index, page in enumerate(pages):
+        assert page != NO_PAGE or not window.needs(index, sequence.next_row), f"{name}: dropped a page that it needs"
+    chunk = -(-state.limits.max_rows // PAGE_SIZE) + 1
+    if window.is_on:
+        assert len(held(pages)) <= window.most_pages(len(pages)) + chunk, f"{name}: holds what left its window"
 
 
 def _check_steps(state: EngineState) -> None:

@@ -63,6 +63,8 @@ def _config(options: LoadOptions) -> EngineConfig:
         total_tokens=options.total_tokens,
         max_sequences=options.max_sequences,
         memory_bytes=options.memory_bytes,
+        window=options.window,
+        sinks=options.sinks,
     )
 
 
@@ -79,6 +81,7 @@ def _model_facts(options: LoadOptions, gguf: GgufFile, model: Model, max_binding
         logits_bytes=taken.logits,
         slot_bytes=taken.slot,
         position_bytes=taken.position,
+        trained_window=model.config.sliding_window,
     )
 
 

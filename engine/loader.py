@@ -54,7 +54,9 @@ def load_model(
             gpu, table, traits = _build_what_fits(options, gguf, model, total, progress, cancelled)
         except ShaderError as error:
             raise DeviceFailed(str(error)) from error
-        fingerprint = identity.fingerprint(gpu.adapter, traits, options.kv_type, ())
+        limits = table.limits
+        window = (f"window {limits.window}", f"sinks {limits.sinks}") if limits.window else ()
+        fingerprint = identity.fingerprint(gpu.adapter, traits, options.kv_type, window)
     if trace.enabled:
         table.time_steps(trace.gpu_span)
     return LoadedModel(
@@ -148,6 +150,8 @@ def _build(
         max_slots=limits.max_slots,
         max_moved_pages=MAX_MOVED_PAGES,
         depth=limits.max_in_flight,
+        window=limits.window,
+        sinks=limits.sinks,
     )
     runner = build_runner(gguf, model, gpu, KernelCache(gpu), build, moved)
     table = GpuTable(runner, limits, gpu.close)

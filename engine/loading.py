@@ -25,8 +25,8 @@ KernelSet = Literal["fused", "plain"]
 class LoadOptions:
     """What the user said; None means that the engine decides. `kernels` None probes the device.
 
-    mode, max_sequences, total_tokens and memory_bytes as engine/config.py has them. tiers: where conversations are kept
-    below the device; None: nowhere.
+    mode, max_sequences, total_tokens, memory_bytes, window and sinks as engine/config.py has them. tiers: where
+    conversations are kept below the device; None: nowhere.
     """
 
     model: Path
@@ -39,6 +39,8 @@ class LoadOptions:
     total_tokens: int | None = None
     memory_bytes: int | None = None
     tiers: TierSettings | None = None
+    window: int | None = None
+    sinks: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

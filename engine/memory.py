@@ -13,6 +13,7 @@ from engine.function_table import PAGE_SIZE, FunctionTable
 from engine.page_pool import Pool
 from engine.prefix_cache import NO_MATCH, Match, PrefixCache
 from engine.request_state import RequestState
+from engine.window import NO_PAGE, Window, held
 
 Outcome = Literal["started", "coming", "short"]
 
@@ -22,6 +23,7 @@ class Memory:
 
     def __init__(self, table: FunctionTable) -> None:
         self._table = table
+        self.window = Window(table.limits)
         self.pages = Pool(table.limits.num_pages)
         self.slots = Pool(table.limits.max_slots)
         self.cache = PrefixCache(self.pages)
@@ -32,9 +34,11 @@ class Memory:
     def start(self, sequence: RequestState, num_scored: int | None) -> Outcome:
         """Give a sequence a slot and the pages of its known tokens, as many as possible from the cache or its root.
 
-        One page more has to be free if it will need one, so that it can go on for a while. "coming": what it needs is
-        leaving, and free when the steps in flight have retired; "short": somebody holds it. `num_scored`: logprobs of
-        its prompt tokens that there are already, where they are wanted: what follows has to be computed.
+        With a window: only those that the first row to be computed reaches, and as many behind it as it ever needs at
+        once; the others are taken chunk by chunk. One page more has to be free if it will need one, so that it can go
+        on for a while. "coming": what it needs is leaving, and free when the steps in flight have retired; "short":
+        somebody holds it. `num_scored`: logprobs of its prompt tokens that there are already, where they are wanted:
+        what follows has to be computed.
         """
         tokens = sequence.known_tokens
         match, retired = self._find(sequence, tokens, num_scored)
@@ -70,13 +74,25 @@ class Memory:
         """Whether `count` pages are free or leaving."""
         return self.pages.num_free + self.pages.num_leaving >= count
 
+    def num_pages_needed(self, sequence: RequestState) -> int:
+        """Pages that the sequence needs at most at once."""
+        return self.window.most_pages(sequence.num_pages_needed)
+
+    def drop(self, sequence: RequestState) -> None:
+        """Release what left the window of the sequence's next row."""
+        leaving = self.window.leaving(sequence.pages, sequence.next_row)
+        if leaving:
+            pages = sequence.pages
+            self.pages.release([pages[index] for index in leaving], self._table.last_submitted)
+            pages[leaving.start : leaving.stop] = [NO_PAGE] * len(leaving)
+
     def let_go(self, sequence: RequestState, *, keep: bool) -> None:
         """Take slot and pages back; with `keep`, what retired steps computed goes into the cache."""
         last_submitted = self._table.last_submitted
         if keep and sequence.num_retired:
             self.remember(sequence)
         self.release_copy(sequence)
-        self.pages.release(sequence.pages, last_submitted)
+        self.pages.release(held(sequence.pages), last_submitted)
         self.slots.release([sequence.slot], last_submitted)
         sequence.pages, sequence.slot = [], -1
         sequence.num_target = sequence.num_prefilled = sequence.num_retired = 0
@@ -102,7 +118,7 @@ class Memory:
         """What need not be computed, and whether retired steps did it; the last token always is, to draw from it."""
         limit = len(tokens) - 1 if num_scored is None else min(len(tokens) - 1, num_scored)
         root = sequence.root
-        if root is not None and not sequence.committed and _holds(root, len(tokens)):
+        if root is not None and not sequence.committed and self._holds(root, len(tokens), limit):
             whole, rest = divmod(limit, PAGE_SIZE)
             return Match(root.pages[:whole], root.pages[whole] if rest else -1, limit), False
         if sequence.request.use_cache:
@@ -110,14 +126,16 @@ class Memory:
         return NO_MATCH, True
 
     def _start_with(self, sequence: RequestState, num_tokens: int, match: Match, retired: bool) -> Outcome:
-        shared, partial, num_matched = match
-        total = -(-num_tokens // PAGE_SIZE)
-        fresh = total - len(shared)
-        spare = 1 if total < sequence.num_pages_needed else 0
-        held = [*shared, partial] if partial >= 0 else shared
-        self.pages.share(held)
+        matched, partial, num_matched = match
+        needs, total = self.window.needs, -(-num_tokens // PAGE_SIZE)
+        shared = [page if needs(index, num_matched) else NO_PAGE for index, page in enumerate(matched)]
+        fresh = self.window.end_page(num_matched, total) - len(shared)
+        whole = held(shared)
+        spare = 1 if len(whole) + fresh < self.num_pages_needed(sequence) else 0
+        borrowed = [*whole, partial] if partial >= 0 else whole
+        self.pages.share(borrowed)
         if not self.make_room(fresh + spare):
-            self.pages.release(held, self._table.last_submitted)
+            self.pages.release(borrowed, self._table.last_submitted)
             return "coming" if self.is_coming(fresh + spare) else "short"
         [sequence.slot] = self.slots.take(1)
         sequence.pages = [*shared, *self.pages.take(fresh)]
@@ -128,7 +146,10 @@ class Memory:
         sequence.num_retired = len(shared) * PAGE_SIZE if retired else 0
         return "started"
 
-
-def _holds(root: RequestState, num_tokens: int) -> bool:
-    """Whether its own pages have the prompt, by steps that were submitted."""
-    return root.slot >= 0 and root.copy is None and root.num_prefilled >= num_tokens
+    def _holds(self, root: RequestState, num_tokens: int, first_row: int) -> bool:
+        """Whether its own pages have of the prompt what `first_row` reaches, by steps that were submitted."""
+        if root.slot < 0 or root.copy is not None or root.num_prefilled < num_tokens:
+            return False
+        needs, last = self.window.needs, first_row // PAGE_SIZE
+        start = last * PAGE_SIZE  # from where the fork computes if it has no room to copy the last page
+        return all(page != NO_PAGE or not needs(index, start) for index, page in enumerate(root.pages[: last + 1]))

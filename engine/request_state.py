@@ -60,6 +60,7 @@ class RequestState:
     sampling: SamplingParams = field(init=False)
     slot: int = -1
     pages: list[int] = field(default_factory=list)
+    """In the order of their positions; NO_PAGE (engine/window.py) for those that left the window."""
     copy: tuple[int, int] | None = None
     """A page to be copied into one of its own with its next chunk; the source is held until then."""
     num_target: int = 0
@@ -108,8 +109,19 @@ class RequestState:
 
     @property
     def num_pages_needed(self) -> int:
-        """Pages of the longest sequence that this answer can become. The last token's keys are never computed."""
+        """Pages of the longest sequence that this answer can become, were none dropped. The last token's keys are never
+        computed."""
         return -(-(self.num_prompt + self.limit - 1) // PAGE_SIZE)
+
+    @property
+    def next_row(self) -> int:
+        """Position of the next row to be computed, while it is admitted."""
+        return self.num_prefilled if self.num_prefilled < self.num_target else self.next_position
+
+    @property
+    def lacks_page(self) -> bool:
+        """Whether it has reached a page that it has not."""
+        return len(self.pages) * PAGE_SIZE <= self.next_row and self.num_drawn < self.limit
 
     @property
     def can_run_ahead(self) -> bool:

@@ -21,6 +21,11 @@ its pages go to the prefix cache, and it waits again at its place by arrival. Wh
   When nobody holds memory it fits. Once admitted it is the oldest that holds memory.
 - Only finitely many are older than a given request, so by induction it becomes the oldest, and ends.
 
+With a window (engine/window.py) a sequence drops the pages that its next row does not reach, and takes those of its
+prompt too when it reaches them. All this holds as it stands, with "the pages that it needs" read as those that it needs
+at once: it is admitted only where so many can be had (or one more than its tokens fill), and what the chunk of a prompt
+takes beyond the page that it has reached is taken from nobody.
+
 Giving way costs computing again, never tokens: what was committed and told stays, and what is in flight is committed
 when it retires. A page is taken from the youngest only because an older one goes on by a page's worth of tokens, and
 the older ones' tokens are finite; so nobody gives way for ever.
@@ -115,8 +120,12 @@ class EngineState:
 
     @property
     def max_tokens_in_pool(self) -> int:
-        """Tokens of the longest sequence that the pages hold, all to itself."""
-        return (self.limits.num_pages - self.cache.num_pinned) * PAGE_SIZE + 1
+        """Tokens of the longest sequence that can be computed with all the pages to itself."""
+        num_pages = self.limits.num_pages - self.cache.num_pinned
+        context_pages = -(-self.limits.context_length // PAGE_SIZE)
+        if self.memory.window.most_pages(context_pages) <= num_pages:
+            num_pages = max(num_pages, context_pages)
+        return num_pages * PAGE_SIZE + 1
 
     def enqueue(self, opened: OpenRequest) -> None:
         """Enter a request, after all others; the caller has checked that it can be honoured."""
@@ -192,6 +201,7 @@ class EngineState:
     def grow(self, sequence: RequestState) -> bool:
         """Take the page that the sequence has reached; False if it has to wait for it, or had to give way itself."""
         memory = self.memory
+        memory.drop(sequence)
         while not memory.make_room(1, at_once=True):
             if memory.is_coming(1):
                 return False
@@ -212,7 +222,7 @@ class EngineState:
     def pin(self, sequence: RequestState) -> None:
         """Keep the prompt, as far as the longest open request can do without its pages, and half of all pages."""
         num_pages = self.limits.num_pages
-        longest = max(opened.answers[0].num_pages_needed for opened in self.ledger.values())
+        longest = max(self.memory.num_pages_needed(opened.answers[0]) for opened in self.ledger.values())
         room = min(num_pages // 2, num_pages - longest) - self.cache.num_pinned
         if not self.cache.pin(sequence.request.prompt_ids, room):
             logger.warning("The prompt of request %s is not pinned: too little memory", sequence.request.request_id)

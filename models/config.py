@@ -8,7 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """`rope_scale` divides positions (1.0: none). `file_type` is what people call the file, such as "Q4_1"."""
+    """`rope_scale` divides positions (1.0: none). `file_type` is what people call the file, such as "Q4_1".
+
+    `sliding_window`: tokens up to its own that a position attends to; 0: all.
+    """
 
     architecture: str
     name: str
@@ -24,4 +27,5 @@ class ModelConfig:
     rope_dim: int
     rope_scale: float
     context_length: int
+    sliding_window: int
     file_type: str

@@ -32,7 +32,8 @@ from shaders.traits import KernelSet
 class BuildOptions:
     """Sizes and choices, all of them made. depth: steps in flight; clusters as shaders/traits.py has it.
 
-    max_moved_pages: that one step loads or saves.
+    max_moved_pages: that one step loads or saves. window and sinks: which tokens a position attends to, as
+    shaders/wgsl/common/heads.wgsl has it; 0 for all.
     """
 
     kernel_set: KernelSet
@@ -45,6 +46,8 @@ class BuildOptions:
     max_slots: int
     max_moved_pages: int
     depth: int
+    window: int
+    sinks: int
 
 
 def build_runner(
@@ -104,8 +107,11 @@ def build_runner(
             q_stride=stride(config.num_q_heads * config.head_dim),
             quads=quads(config.num_q_heads, config.num_kv_heads),
             scale=model.layers[0].attention.scale,
+            window=options.window,
+            sinks=options.sinks,
         ),
         rope=_rope(gpu, model, weights, options.context),
+        windowed=options.window > 0,
         last_tokens=buffers.last_tokens,
         logits=buffers.logits,
         logits_stride=logits_stride,

@@ -131,6 +131,7 @@ class _Planner:
             head_dim=config.head_dim,
             kv_type=context.kv.kv_type,
             subgroups=self.fuse,
+            windowed=context.windowed,
         )
 
 

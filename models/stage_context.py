@@ -17,7 +17,10 @@ from shaders.ops.matmul import MatmulContext, stride
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageContext:
-    """Buffers and weights of one model. `heads` is the attention's uniform block, `rope` its table of rotations."""
+    """Buffers and weights of one model. `heads` is the attention's uniform block, `rope` its table of rotations.
+
+    `windowed`: whether `heads` has a window, beyond which attention reads nothing.
+    """
 
     config: ModelConfig
     matmul: MatmulContext
@@ -26,6 +29,7 @@ class StageContext:
     kv: KvPages
     heads: Buffer
     rope: Buffer
+    windowed: bool
     last_tokens: Buffer
     logits: Buffer
     logits_stride: int

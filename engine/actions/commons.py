@@ -5,7 +5,7 @@ Knows the order of a table's calls, so that no action has to. Runs on the engine
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from engine.actions.base import StepFailed
@@ -14,6 +14,7 @@ from engine.function_table import PAGE_SIZE, Row, Sample
 from engine.request_state import RequestState
 from engine.saving import Saving
 from engine.state import EngineState, InFlightStep
+from engine.window import NO_PAGE
 
 MAX_OVERTAKEN = 8
 """Sequences that may be admitted before the first that has to wait for memory."""
@@ -52,9 +53,9 @@ class StepPlan:
 def admit_waiting(state: EngineState) -> None:
     """Admit in order of arrival. A later one may pass the first that has to wait for memory, a few times only.
 
-    Nobody is admitted while one that runs lacks the page that it has reached: it would take what was freed for that.
+    Nobody is admitted while another lacks the page that it has reached: it would take what was freed for that.
     """
-    if state.is_blocked() or any(map(lacks_page, state.running)):
+    if state.is_blocked() or any(sequence.lacks_page for sequence in [*state.running, *state.prefilling]):
         return
     first: RequestState | None = None
     num_tried = 0
@@ -94,19 +95,39 @@ def next_decodes(state: EngineState, most: int) -> list[RequestState]:
     if state.decode_owed:
         ready = ready[:most]
         state.running = [sequence for sequence in state.running if sequence not in ready] + ready
-    short = [sequence for sequence in ready if lacks_page(sequence)]
-    if not short:
+    if not grow_short(state, ready):
         return ready
+    return [sequence for sequence in ready if sequence.slot >= 0 and not sequence.lacks_page]
+
+
+def grow_short(state: EngineState, sequences: Iterable[RequestState]) -> bool:
+    """Take the pages that some of these have reached; whether any had. The youngest, of all that hold memory, give way
+    where there are none."""
+    short = [sequence for sequence in sequences if sequence.lacks_page]
     for sequence in sorted(short, key=lambda each: each.order):
         if sequence.slot >= 0 and state.grow(sequence):
-            _tell_table_of_last_page(state, sequence)
-    return [sequence for sequence in ready if sequence.slot >= 0 and not lacks_page(sequence)]
+            _tell_table_of_pages(state, sequence, len(sequence.pages) - 1)
+    return bool(short)
+
+
+def take_pages(state: EngineState, sequence: RequestState, end: int) -> int:
+    """Take the pages of a chunk up to position `end`, as long as that takes none from anybody; returns how far they go.
+
+    Each that decodes is left the page that it may reach meanwhile. The page that the chunk begins in is there already.
+    """
+    first = len(sequence.pages)
+    while len(sequence.pages) * PAGE_SIZE < end:
+        if sequence.lacks_page or not state.memory.make_room(1 + len(state.running)):
+            break
+        sequence.pages += state.pages.take(1)
+    if len(sequence.pages) > first:
+        _tell_table_of_pages(state, sequence, first)
+    return min(end, len(sequence.pages) * PAGE_SIZE)
 
 
 def lacks_page(sequence: RequestState) -> bool:
-    """Whether a running sequence cannot go on before it has the page that it has reached."""
-    has_room = len(sequence.pages) * PAGE_SIZE > len(sequence.request.prompt_ids) + sequence.num_drawn - 1
-    return not has_room and sequence.num_drawn < sequence.limit
+    """Whether an admitted sequence cannot go on before it has the page that it has reached."""
+    return sequence.lacks_page
 
 
 def submit_move(state: EngineState, move: Callable[[], None], saving: Saving | None = None) -> int:
@@ -175,15 +196,18 @@ def _who_asks_for_more(plan: StepPlan) -> list[RequestState]:
 
 
 def _tell_table(state: EngineState, sequence: RequestState) -> None:
-    _call(sequence, lambda: state.table.set_pages(sequence.slot, 0, sequence.pages))
+    pages = sequence.pages
+    dropped = [index for index, page in enumerate(pages) if page == NO_PAGE]
+    _call(sequence, lambda: state.table.set_pages(sequence.slot, 0, pages[: dropped[0]] if dropped else pages))
+    if dropped:
+        _tell_table_of_pages(state, sequence, dropped[-1] + 1)
     if sequence.sampling.counts_tokens:
         prompt_ids, committed = sequence.request.prompt_ids, sequence.committed
         _call(sequence, lambda: state.table.set_counts(sequence.slot, prompt_ids, committed))
 
 
-def _tell_table_of_last_page(state: EngineState, sequence: RequestState) -> None:
-    last = len(sequence.pages) - 1
-    _call(sequence, lambda: state.table.set_pages(sequence.slot, last, sequence.pages[last:]))
+def _tell_table_of_pages(state: EngineState, sequence: RequestState, first: int) -> None:
+    _call(sequence, lambda: state.table.set_pages(sequence.slot, first, sequence.pages[first:]))
 
 
 def _call(sequence: RequestState, call: Callable[[], None]) -> None:

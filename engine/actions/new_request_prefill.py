@@ -7,7 +7,7 @@ The chunk that completes a prompt also draws the next token. What the prefix cac
 
 from __future__ import annotations
 
-from engine.actions.commons import StepPlan, admit_waiting, next_decodes, submit_step
+from engine.actions.commons import StepPlan, admit_waiting, grow_short, next_decodes, submit_step, take_pages
 from engine.function_table import Row, Sample
 from engine.request_state import RequestState
 from engine.state import EngineState
@@ -22,6 +22,7 @@ class NewRequestPrefill:
             return False
         if state.decode_owed and any(sequence.can_run_ahead for sequence in state.running):
             return False
+        grow_short(state, state.prefilling)  # only with a window: else a prompt has all its pages when it is admitted
         if state.waiting and state.slots.num_free:
             admit_waiting(state)
         if not state.prefilling:
@@ -48,6 +49,7 @@ class NewRequestPrefill:
 def _account(state: EngineState, sequence: RequestState, end: int, now: float) -> None:
     sequence.num_prefilled = end
     state.memory.release_copy(sequence)
+    state.memory.drop(sequence)
     opened = state.ledger[sequence.request.request_id]
     if opened.prefill_started is None:
         opened.prefill_started = now
@@ -79,7 +81,7 @@ def _end_of_chunk(state: EngineState, sequence: RequestState, num_rows: int, num
     end = min(sequence.num_target, sequence.num_prefilled + num_rows)
     while end > sequence.num_prefilled and _num_samples(state, sequence, end) > num_samples:
         end -= 1
-    return end
+    return take_pages(state, sequence, end)
 
 
 def _num_samples(state: EngineState, sequence: RequestState, end: int) -> int:

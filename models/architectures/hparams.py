@@ -50,6 +50,11 @@ class Hparams:
             raise damaged(self._gguf.path.name, f"its entry {shown(self._prefix + key)} is {value:,}")
         return value
 
+    def count_or_zero(self, key: str) -> int:
+        """A whole number; 0 where there is no such entry."""
+        value = self._gguf.get_int(self._ask(key), 0)
+        return self.count(key) if value else 0
+
     def positive(self, key: str, default: float | None = None) -> float:
         """A finite number above 0."""
         value = self._gguf.get_float(self._ask(key), default)

@@ -68,6 +68,7 @@ def _config(gguf: GgufFile, weights: Weights) -> ModelConfig:
         rope_dim=hparams.rope_dim(head_dim),
         rope_scale=hparams.linear_rope_scale(),
         context_length=hparams.count("context_length"),
+        sliding_window=hparams.count_or_zero("attention.sliding_window"),
         file_type=hparams.file_type(),
     )
     hparams.refuse_leftovers()

@@ -27,6 +27,7 @@ def model(**changes: int) -> ModelFacts:
         "logits_bytes": 128_000,
         "slot_bytes": 128_004,
         "position_bytes": 256,
+        "trained_window": 0,
     }
     return ModelFacts(**(facts | changes))
 

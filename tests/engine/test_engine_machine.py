@@ -72,16 +72,21 @@ class Machine(RuleBasedStateMachine):
         max_slots=st.integers(1, 4),
         num_pages=st.integers(6, 14),
         kept_bytes=st.sampled_from([None, 8 * 4 * PAGE_BYTES, 1 << 20]),
+        reach=st.sampled_from([(0, 0)] * 4 + [(16, 0), (17, 4), (30, 1), (40, 20)]),
         data=st.data(),
     )
-    def start(self, delay, max_rows, max_samples, max_slots, num_pages, kept_bytes, data):
+    def start(self, delay, max_rows, max_samples, max_slots, num_pages, kept_bytes, reach, data):
+        window, sinks = reach
+        self.context = 2 * CONTEXT if window else CONTEXT
         limits = small_limits(
-            context_length=CONTEXT,
+            context_length=self.context,
             max_rows=max_rows,
             max_samples=max_samples,
             max_slots=max_slots,
-            num_pages=num_pages,
+            num_pages=num_pages - 3 if window else num_pages,  # fewer than the longest sequence has
             max_in_flight=data.draw(st.integers(1, 4)),
+            window=window,
+            sinks=sinks,
         )
         self.host = HostTier(kept_bytes or 0)
         store = None if kept_bytes is None else KvStore(b"a model", PAGE_BYTES, self.host, None, None)
@@ -112,7 +117,7 @@ class Machine(RuleBasedStateMachine):
     def go_on_with_a_chat(self, data, extra):
         name = data.draw(st.sampled_from(sorted(self.requests)))
         prompt = [*self.requests[name].prompt_ids, *self.driver.tokens(name), *extra]
-        if len(prompt) < CONTEXT:
+        if len(prompt) < self.context:
             self._add(prompt, 0.0, {"max_tokens": 10})
 
     def _add(self, prompt, presence_penalty, options):
