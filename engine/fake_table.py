@@ -122,6 +122,9 @@ class FakeTable:
             if page >= 0:
                 self._holders[page].discard(slot)
         del table[first:]
+        for page in pages:
+            again = slot in self._holders[page] and not self._leave(slot, page)
+            _require(not again, f"page {page} lies in two places of slot {slot}")
         table.extend([-1] * (first - len(table)))
         table.extend(pages)
         for page in pages:
@@ -311,7 +314,10 @@ class FakeTable:
         return state, token
 
     def _copy(self, source: int, target: int, writers: set[int]) -> None:
-        self._spoil(target, next(iter(self._holders[target] & writers), -1))
+        listing = self._holders[target] & writers
+        if self._limits.window:
+            listing = {slot for slot in listing if not self._leave(slot, target)}
+        self._spoil(target, next(iter(listing), -1))
         self.num_copied += 1
         for offset in range(PAGE_SIZE):
             self._cells.pop(target * PAGE_SIZE + offset, None)
@@ -333,12 +339,13 @@ class FakeTable:
 
     def _leave(self, slot: int, page: int) -> bool:
         """Forget a page of a slot if no row of it, in flight, recorded or to come, reaches it; whether none does."""
-        index, following = self._page_tables[slot].index(page), self._next_position.get(slot, 0)
+        table, following = self._page_tables[slot], self._next_position.get(slot, 0)
+        index = max(index for index, listed in enumerate(table) if listed == page)
         steps = [*self._in_flight, self._recording] if self._recording is not None else self._in_flight
         rows = (row.position for step in steps for row in step.rows if row.slot == slot)
         if any(self._reaches(index, position) for position in (*rows, following)):
             return False
-        self._page_tables[slot][index] = -1
+        table[index] = -1
         self._holders[page].discard(slot)
         return True
 

@@ -17,9 +17,10 @@ Array = npt.NDArray[np.float64]
 class NumpyModel:
     """Runs a description in float64 over one sequence, from the stages' own words."""
 
-    def __init__(self, gguf: GgufFile) -> None:
+    def __init__(self, gguf: GgufFile, window: int = 0, sinks: int = 0) -> None:
         self.gguf = gguf
         self.model: Model = describe(gguf)
+        self.window, self.sinks = window, sinks
 
     def weight(self, name: str) -> Array:
         tensor = self.gguf.tensors[name]
@@ -56,10 +57,16 @@ class NumpyModel:
         group = config.num_q_heads // config.num_kv_heads
         k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
         scores = np.einsum("thd,shd->hts", q, k) * layer.attention.scale
-        scores += np.triu(np.full((tokens, tokens), -np.inf), 1)
+        scores[:, ~self.mask(tokens)] = -np.inf
         probs = np.exp(scores - scores.max(axis=-1, keepdims=True))
         probs /= probs.sum(axis=-1, keepdims=True)
         return self.linear(np.einsum("hts,shd->thd", probs, v).reshape(tokens, -1), layer.attention_out.o)
+
+    def mask(self, tokens: int) -> npt.NDArray[np.bool_]:
+        """[row, token]: whether the row attends to the token."""
+        row, token = np.ogrid[:tokens, :tokens]
+        near = token > row - self.window if self.window else True
+        return (token <= row) & (near | (token < self.sinks))
 
     def mlp(self, x: Array, layer: Layer) -> Array:
         normed = self.norm(x, layer.mlp.norm)

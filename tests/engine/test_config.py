@@ -176,3 +176,58 @@ def test_unknown_settings_and_values_are_errors() -> None:
     for wrong in ({"contex": 5}, {"mode": "fast"}, {"context": 0}, {"context": "4096"}, {"max_sequences": True}):
         with pytest.raises(InvalidParameter):
             config_from(wrong)
+
+
+def test_no_window_where_nobody_speaks_of_one() -> None:
+    limits, _ = resolve(EngineConfig(), model(), device(8000))
+    assert (limits.window, limits.sinks) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("said", "trained", "expected"),
+    [
+        ({}, 4096, (4096, 0)),
+        ({"window": 1000}, 0, (1000, 4)),
+        ({"window": 1000}, 4096, (1000, 4)),
+        ({"window": 1000, "sinks": 0}, 0, (1000, 0)),
+        ({"sinks": 17}, 4096, (4096, 17)),
+        ({"window": 0}, 4096, (0, 0)),
+        ({"window": 8190}, 0, (8190, 2)),
+        ({"window": 8192}, 0, (0, 0)),
+        ({"window": 8192, "sinks": 100}, 0, (0, 0)),
+        ({}, 8192, (0, 0)),
+    ],
+)
+def test_window_and_sinks(said: dict[str, int], trained: int, expected: tuple[int, int]) -> None:
+    limits, _ = resolve(EngineConfig(context=8192, **said), model(trained_window=trained), device(8000))
+    assert (limits.window, limits.sinks) == expected
+
+
+@pytest.mark.parametrize(
+    ("said", "says"),
+    [
+        ({"window": 15}, "A window of 15 is not possible: it must be 16 tokens or more"),
+        ({"window": 8000, "sinks": 193}, "193 sinks are not possible: .* must be 0 to 192"),
+        ({"sinks": 4}, "Sinks without a window"),
+    ],
+)
+def test_a_window_that_is_not_possible(said: dict[str, int], says: str) -> None:
+    with pytest.raises(ModelNotLoaded, match=says):
+        resolve(EngineConfig(context=8192, **said), model(), device(8000))
+
+
+def test_with_a_window_a_context_needs_no_more_memory_than_its_window() -> None:
+    tight = device(4200)
+    with pytest.raises(ModelNotLoaded):
+        resolve(EngineConfig(context=32_768), model(), tight)
+    limits, _ = resolve(EngineConfig(context=32_768, window=512, sinks=4), model(), tight)
+    assert 1 + 33 + 8 < limits.num_pages < 100
+    limits, _ = resolve(EngineConfig(context=32_768, window=512, total_tokens=1024), model(), tight)
+    assert limits.num_pages == 64
+
+
+@pytest.mark.parametrize("values", [{"window": -1}, {"sinks": -1}, {"window": "on"}, {"window": True}])
+def test_a_window_from_a_file_is_a_number(values: dict[str, object]) -> None:
+    with pytest.raises(InvalidParameter, match="must be a whole number from 0 up"):
+        config_from(values)
+    assert config_from({"window": 0, "sinks": 0}).window == 0

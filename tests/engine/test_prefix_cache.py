@@ -170,3 +170,16 @@ def test_of_two_copies_the_one_in_use_is_kept(tree):
     tree.pool.recount([*pages, *tree.cache.pages_held()])
     assert sorted(tree.cache.pages_held()) == sorted(pages)
     assert tree.pool.num_free == 14
+
+
+def test_what_follows_a_dropped_page_is_kept_only_where_the_tree_still_has_that_page(tree):
+    pages = tree.keep(numbers(32))
+    own = tree.pool.take(2)
+    tree.cache.insert(numbers(60), [-1, -1, *own], 0)
+    tree.pool.release(own, 0)
+    assert tree.match(numbers(60)) == 60
+    assert tree.cache.match(numbers(60), 60).pages == [*pages, own[0]]
+    others = tree.pool.take(2)
+    tree.cache.insert(numbers(40, 100), [others[0], -1, others[1]], 0)
+    tree.pool.release(others, 0)
+    assert tree.match(numbers(40, 100)) == 16

@@ -95,6 +95,12 @@ def test_linear_rope_scaling(entries: dict[str, MetadataValue | None], scale: fl
     assert model.config.rope_scale == model.layers[0].attention_in.rope.scale == scale
 
 
+@pytest.mark.parametrize("entries, window", [({}, 0), ({"sliding_window": 0}, 0), ({"sliding_window": 4096}, 4096)])
+def test_sliding_window(entries: dict[str, int], window: int) -> None:
+    model = describe(changed({f"llama.attention.{key}": value for key, value in entries.items()}))
+    assert model.config.sliding_window == window
+
+
 @pytest.mark.parametrize(
     "entries, says",
     [
@@ -102,7 +108,6 @@ def test_linear_rope_scaling(entries: dict[str, MetadataValue | None], scale: fl
         ({"general.type": "adapter"}, '"adapter"'),
         ({"llama.expert_count": 8}, '"llama.expert_count"'),
         ({"llama.rope.scaling.type": "yarn"}, '"llama.rope.scaling.type" "yarn"'),
-        ({"llama.attention.sliding_window": 4096}, '"llama.attention.sliding_window"'),
         ({"llama.attention.causal": False}, '"llama.attention.causal"'),
         ({"llama.attention.value_length": 8}, '"llama.attention.value_length"'),
         ({"llama.logit_scale": 0.5}, '"llama.logit_scale"'),
@@ -133,6 +138,7 @@ def test_settings_that_are_off_do_not_matter() -> None:
         {"llama.rope.dimension_count": 3},
         {"llama.rope.dimension_count": 6},
         {"llama.context_length": 0},
+        {"llama.attention.sliding_window": -1},
         {"llama.context_length": 2**40},
         {"llama.embedding_length": None},
         {"tokenizer.ggml.eos_token_id": 40},
