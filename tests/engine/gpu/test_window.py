@@ -1,4 +1,4 @@
-"""SmolLM2 over a window of 64 tokens and 4 sinks: 600 tokens in memory for fewer, against float64 with the same mask."""
+"""SmolLM2 over a window of 64 tokens and 4 sinks: 600 tokens in memory for 416, and float64 with the same mask."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_logits_are_those_of_float64_with_the_same_mask(expected, ids: list[int]
         np.testing.assert_allclose(logits, truth[position], atol=2e-3, rtol=0, err_msg=f"at position {position}")
 
 
-@pytest.mark.parametrize(("chunk", "num_pages"), [(16, 7), (50, 10), (7, 6)])
+@pytest.mark.parametrize(("chunk", "num_pages"), [(50, 10), (7, 7)])
 def test_same_bits_whatever_the_chunks_and_pages(chunk: int, num_pages: int, expected, model, ids) -> None:
     pages = np.random.default_rng(chunk).permutation(NUM_PAGES)[:num_pages].tolist()
     found = in_chunks(table_of(model), ids, chunk, pages)
