@@ -217,7 +217,7 @@ def test_a_window_that_is_not_possible(said: dict[str, int], says: str) -> None:
 
 
 def test_with_a_window_a_context_needs_no_more_memory_than_its_window() -> None:
-    tight = device(4200)
+    tight = device(4500)
     with pytest.raises(ModelNotLoaded):
         resolve(EngineConfig(context=32_768), model(), tight)
     limits, _ = resolve(EngineConfig(context=32_768, window=512, sinks=4), model(), tight)
