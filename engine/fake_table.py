@@ -253,7 +253,7 @@ class FakeTable:
         return step
 
     def blank_tail(self, page: bytes, num_tokens: int) -> bytes:
-        return page[: num_tokens * _CELL.size] + _CELL.pack(*_NO_CELL) * (PAGE_SIZE - num_tokens)
+        return page[: num_tokens * CELL.size] + CELL.pack(*NO_CELL) * (PAGE_SIZE - num_tokens)
 
     def _move(self, call: str, pages: Sequence[int]) -> _Step:
         step = self._record(call, after=())

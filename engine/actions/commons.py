@@ -125,11 +125,6 @@ def take_pages(state: EngineState, sequence: RequestState, end: int) -> int:
     return min(end, len(sequence.pages) * PAGE_SIZE)
 
 
-def lacks_page(sequence: RequestState) -> bool:
-    """Whether an admitted sequence cannot go on before it has the page that it has reached."""
-    return sequence.lacks_page
-
-
 def submit_move(state: EngineState, move: Callable[[], None], saving: Saving | None = None) -> int:
     """Submit a step that moves pages and computes nothing, and put it on the books; returns its number."""
     table, started_at = state.table, state.clock()

@@ -6,7 +6,7 @@ step. Where the pages come from is engine/restoring.py's business.
 
 from __future__ import annotations
 
-from engine.actions.commons import lacks_page, submit_move
+from engine.actions.commons import submit_move
 from engine.function_table import MAX_MOVED_PAGES
 from engine.state import EngineState
 
@@ -22,7 +22,7 @@ class RestorePages:
         restorer = state.restorer
         if not restorer.num_open:
             return False
-        if any(map(lacks_page, state.running)):
+        if any(sequence.lacks_page for sequence in [*state.running, *state.prefilling]):
             return False  # what is free, or comes free, is theirs
         if self._had_last_step and any(sequence.can_run_ahead for sequence in state.running):
             self._had_last_step = False

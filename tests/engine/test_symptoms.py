@@ -349,6 +349,7 @@ def test_many_sequences_ask_for_no_more_memory_than_there_is_and_estimates_are_n
         logits_bytes=4 * 128_256,
         slot_bytes=4 * 128_256,
         position_bytes=512,
+        trained_window=0,
     )
     config, device = EngineConfig(mode="server"), DeviceFacts(free_gib << 30, 1 << 30, "the test")
     limits, estimate = resolve(config, model, device)
