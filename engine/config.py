@@ -302,7 +302,8 @@ def _too_large(
         f"This model needs {in_words(need)} for {tokens:,} tokens of context; "
         f"{in_words(device.budget_bytes)} are free ({device.source})."
     )
-    fitting = min((pages - 1) * PAGE_SIZE, config.total_tokens or model.trained_context, model.trained_context)
+    fitting = min((pages - 1) * PAGE_SIZE, max(config.total_tokens or model.trained_context, floor))
+    fitting = min(fitting, model.trained_context)
     if fitting < floor:
         return _NothingFits(f"{sentence} A smaller model, or the same one more strongly quantized, fits.")
     if config.total_tokens is not None:
