@@ -20,6 +20,7 @@ from engine.open_request import OpenRequest, open_request
 from engine.request import FinishReason, Request, TokenLogprobs
 from engine.request_state import RequestState, Vocabulary
 from engine.state import EngineState, InFlightStep
+from engine.tiers.chain import BLOCK_TOKENS
 from engine.tiers.store import KvStore
 from engine.trace import OFF, Trace
 
@@ -258,8 +259,7 @@ class Engine:
         state = self.state
         sequence.num_retired = end
         state.memory.remember(sequence)
-        if end == sequence.num_target:
-            state.saver.note(sequence)
+        state.saver.note(sequence, whole_blocks=end < sequence.num_target)
         if sequence.request.pin and not sequence.index and end >= sequence.num_prompt:
             state.pin(sequence)
 
@@ -271,6 +271,8 @@ class Engine:
             raise ValueError("the token came without its logprob")
         state.ledger[sequence.request.request_id].note_token_time(now)
         sequence.commit_token(token, logprob)
+        if not (sequence.num_prompt + len(sequence.committed)) % BLOCK_TOKENS:
+            state.saver.note(sequence, whole_blocks=True)
         state.trace.instant("token", sequence.request.request_id)
         token_ids, text, reason = sequence.delta_request_return(state.vocabulary)
         if reason is not None:

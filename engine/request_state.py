@@ -74,6 +74,9 @@ class RequestState:
     overtaken: int = 0
     restored: bool = False
     """What the tiers below the device have of it was looked for."""
+    num_noted: int = 0
+    noted_key: bytes = b""
+    """So many leading tokens were noted to be kept below the device, as whole kv blocks, and the last one's key."""
     forgotten: bool = False
     """Its chat was deleted meanwhile: nothing of it is to be kept."""
     num_drawn: int = 0

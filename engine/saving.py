@@ -67,27 +67,50 @@ class Saver:
         """Kv blocks still to be read."""
         return len(self._queue)
 
-    def note(self, sequence: RequestState) -> None:
-        """Queue what retired steps computed of a sequence and no tier has yet. It still holds its pages."""
+    def note(self, sequence: RequestState, *, whole_blocks: bool = False) -> None:
+        """Queue what retired steps computed of a sequence and no tier has yet. It still holds its pages.
+
+        `whole_blocks`: it goes on, and only what was not noted before of its whole blocks is looked at.
+        """
         request, num_tokens = sequence.request, sequence.num_retired
         if self._store is None or not request.use_cache or sequence.forgotten or num_tokens < MIN_TOKENS:
             return
-        self._drop(lambda saving: saving.owner is sequence and len(saving.tokens) < BLOCK_TOKENS)
-        tokens = sequence.known_tokens[:num_tokens]
-        owned: list[Key] = []
-        for parent, key, positions in chain(self._store.root, tokens):
-            owned.append(key)
-            if (key, request.persist) in self._expected or self._store.keeps(key, persist=request.persist):
-                continue
-            pages = tuple(sequence.pages[positions.start // PAGE_SIZE : -(-positions.stop // PAGE_SIZE)])
-            if min(pages) < 0:
-                break  # left behind by a sliding window; what follows could not be reached
-            self._pages.share(pages)
+        start, root = 0, self._store.root
+        if whole_blocks:
+            num_tokens -= num_tokens % BLOCK_TOKENS
+            if sequence.num_noted:
+                start, root = sequence.num_noted, sequence.noted_key
+            if num_tokens <= start:
+                return
+        else:
+            self._drop(lambda saving: saving.owner is sequence and len(saving.tokens) < BLOCK_TOKENS)
+        tokens = sequence.known_tokens[start:num_tokens]
+        blocks = chain(root, tokens)
+        for parent, key, positions in blocks:
             block_tokens = tuple(tokens[positions.start : positions.stop])
-            self._queue.append(Saving(parent, key, block_tokens, pages, request.persist, request.chat, sequence))
-            self._expected.add((key, request.persist))
+            if not self._note_block(sequence, parent, key, block_tokens, (start + positions.start) // PAGE_SIZE):
+                break
+        if whole_blocks:
+            sequence.num_noted, sequence.noted_key = num_tokens, blocks[-1][1]
         if request.chat is not None:
-            self._store.own(request.chat, owned, persist=request.persist)
+            self._store.own(request.chat, [key for _, key, _ in blocks], persist=request.persist)
+
+    def _note_block(
+        self, sequence: RequestState, parent: Key, key: Key, tokens: tuple[int, ...], first_page: int
+    ) -> bool:
+        """Queue a block unless it is kept; False where its pages are gone, so that what follows is out of reach."""
+        request = sequence.request
+        if (key, request.persist) in self._expected:
+            return True
+        if self._store is None or self._store.keeps(key, persist=request.persist):
+            return True
+        pages = tuple(sequence.pages[first_page : first_page - (-len(tokens) // PAGE_SIZE)])
+        if min(pages) < 0:
+            return False  # left behind by a sliding window
+        self._pages.share(pages)
+        self._queue.append(Saving(parent, key, tokens, pages, request.persist, request.chat, sequence))
+        self._expected.add((key, request.persist))
+        return True
 
     def may_save(self, *, busy: bool) -> bool:
         """Whether a kv block may be read now; `busy`: somebody waits for tokens."""

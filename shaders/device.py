@@ -6,6 +6,7 @@ uses it; nothing here may run on two threads at once.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -62,6 +63,8 @@ class Gpu:
         self.allocated_bytes = 0
         self.peak_bytes = 0
         self._closed = False
+        # Held by whoever submits without the GIL: a device that goes meanwhile would take the process along.
+        self.submitting = threading.Lock()
         self._serial = 0
         self._losses_seen = losses()
         # Nobody is told when a device is destroyed, and raw calls on it abort: so its destroy() tells us first.
@@ -155,8 +158,9 @@ class Gpu:
         self.allocated_bytes = 0
 
     def _destroyed(self) -> None:
-        self._closed = True
-        self._destroy()
+        with self.submitting:
+            self._closed = True
+            self._destroy()
 
     def _create(self, name: str, size: int, usage: str) -> Buffer:
         size = max(16, -(-size // 16) * 16)

@@ -95,6 +95,7 @@ class Recorder:
         from wgpu.backends.wgpu_native import ffi, lib
         from wgpu.backends.wgpu_native._ffi import lib_path
 
+        self._gpu = gpu
         self._cffi = lib
         self._device = _address(gpu.device._internal)
         self._device_handle = gpu.device._internal
@@ -162,8 +163,10 @@ class Recorder:
         self._release_encoder(encoder)
         if self._submit_blocks:
             self._commands[0] = self._cast("WGPUCommandBuffer", recorded)
-            with self._released():
-                index: int = self._cffi.wgpuQueueSubmitForIndex(self._queue_handle, 1, self._commands)
+            with self._gpu.submitting:
+                self._gpu.require()  # the GIL may have gone since the caller asked
+                with self._released():
+                    index: int = self._cffi.wgpuQueueSubmitForIndex(self._queue_handle, 1, self._commands)
         else:
             index = self._submit(self._queue, 1, ctypes.byref(c_void_p(recorded)))
         self._release_commands(recorded)
