@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import tempfile
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +18,7 @@ from desktop.commands import common, options, terminal
 if TYPE_CHECKING:
     from engine.bench import BenchPlan
     from engine.bench_steps import MeasuredTable
+    from engine.loading import LoadedModel
 
 Numbers = dict[str, float]
 
@@ -32,6 +34,12 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         ("--batch", "sequences to decode together, at the first context (default: 8)"),
     ):
         parser.add_argument(flag, type=options.positive_ints, metavar="N,…", help=what)
+    parser.add_argument(
+        "--kept",
+        type=options.positive_int,
+        metavar="N",
+        help="also measure a prompt of N tokens that is kept, in a folder that is removed again",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     parser.add_argument("--compare", type=Path, metavar="FILE", help="an earlier --json, to print ratios against")
 
@@ -88,7 +96,27 @@ def as_text(report: dict[str, object]) -> str:
     ]
     header = ("batch", "context", "decode tokens/s", "dispatches/token", "host ms/token", "contended")
     tables = [terminal.table(("prompt", "prefill tokens/s"), prefill), terminal.table(header, decode)]
+    if "kept" in report:
+        tables.append(_kept_as_text(cast(Numbers, report["kept"])))
     return "\n".join(["\n".join(lines) + "\n", *tables])
+
+
+def _kept_as_text(kept: Numbers) -> str:
+    rows = [
+        ("computed", f"{kept['computed_s']:.3f}", "1"),
+        ("from the disk", f"{kept['from_disk_s']:.3f}", f"{kept['from_disk_s'] / kept['computed_s']:.4f}"),
+        ("from memory", f"{kept['from_memory_s']:.3f}", f"{kept['from_memory_s'] / kept['computed_s']:.4f}"),
+    ]
+    between = [
+        ("quiet", f"{kept['quiet_median_ms']:.1f}", f"{kept['quiet_p99_ms']:.1f}"),
+        (f"{kept['blocks_written']} blocks", f"{kept['writing_median_ms']:.1f}", f"{kept['writing_p99_ms']:.1f}"),
+    ]
+    return "\n".join(
+        [
+            terminal.table((f"{kept['tokens']} tokens kept", "first token after s", "ratio"), rows),
+            terminal.table(("writing", "ms between tokens", "99th percentile"), between),
+        ]
+    )
 
 
 def as_comparison(report: dict[str, object], earlier: dict[str, object]) -> str:
@@ -111,6 +139,8 @@ def _measure(args: argparse.Namespace) -> dict[str, object]:
         startup_s = time.perf_counter() - started
         table = cast("MeasuredTable", model.table)
         numbers = asdict(measure(table, model.weight_bytes, plan, terminal.notice))
+        if args.kept is not None:
+            numbers["kept"] = _measure_kept(model, args.kept)
         return {
             "adapter": model.adapter,
             "backend": table.backend,
@@ -119,6 +149,13 @@ def _measure(args: argparse.Namespace) -> dict[str, object]:
             "startup_s": startup_s,
             **numbers,
         }
+
+
+def _measure_kept(model: LoadedModel, num_tokens: int) -> dict[str, object]:
+    from engine.bench_kept import measure_kept
+
+    with tempfile.TemporaryDirectory(prefix="inglenook-bench-") as folder:
+        return asdict(measure_kept(model.table, model.tokenizer, num_tokens, Path(folder)))
 
 
 def _plan(args: argparse.Namespace) -> BenchPlan:
@@ -132,7 +169,10 @@ def _plan(args: argparse.Namespace) -> BenchPlan:
 
 def _context(args: argparse.Namespace, plan: BenchPlan) -> int:
     """Room for all of the plan, but no more than the model was made for: measurements beyond that are skipped."""
-    return min(plan.context_needed(), common.trained_context(args))
+    from engine.bench_kept import context_needed
+
+    needed = max(plan.context_needed(), 0 if args.kept is None else context_needed(args.kept))
+    return min(needed, common.trained_context(args))
 
 
 def _rows(report: dict[str, object], key: str) -> list[Numbers]:

@@ -83,6 +83,8 @@ class KvStore:
         self._notes = notes
         self._s_per_byte = _FIRST_S_PER_BYTE
         self._writing: set[Key] = set()
+        self.num_put = 0
+        """Blocks that were put so far."""
         self._chats: dict[str, set[Key]] = {}  # what this process has of each
         # Two, so that a long conversation from a slow drive holds up no other.
         self._readers = (Worker("inglenook-restore-1"), Worker("inglenook-restore-2"))
@@ -122,6 +124,7 @@ class KvStore:
 
     def put(self, block: KvBlock, *, persist: bool) -> None:
         """Keep a block: in memory now, on disk soon unless `persist` is False or the disk is far behind."""
+        self.num_put += 1
         key, siblings = block.key, self._host.children(block.parent)
         if not any(_begins(block.tokens, sibling.tokens) for sibling in siblings):
             self._host.put(key, block)

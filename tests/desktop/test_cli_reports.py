@@ -125,6 +125,18 @@ def test_bench_json_has_the_promised_fields(
     assert tables[0].closed
 
 
+def test_bench_measures_a_kept_prompt_where_it_is_asked_to(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use_table(monkeypatch, Extras)
+    options = ("--prefill", "32", "--context", "64", "--batch", "1", "--kept", "100")
+    assert run("bench", TINY, "--json", *options) == 0
+    kept = json.loads(capsys.readouterr().out)["kept"]
+    assert kept["tokens"] == 100 and kept["from_disk_s"] > 0 and kept["from_memory_s"] > 0
+    assert run("bench", TINY, *options) == 0
+    assert "100 tokens kept" in capsys.readouterr().out
+
+
 def test_bench_asks_for_no_more_context_than_the_model_has(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

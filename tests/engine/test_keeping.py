@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import queue
+import threading
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from engine import keeping, threaded
 from engine.fake_loader import fake_loader
 from engine.generate import load_blocking
-from engine.loading import LoadOptions
+from engine.loading import LoadedModel, LoadOptions
 from engine.threaded import ThreadedEngine
+from engine.tiers import store as store_module
 from engine.tiers.disk_limits import DiskLimits
 from engine.tiers.settings import TierSettings
-from tests.engine.conftest import WAIT_S, Caller
+from tests.engine.conftest import WAIT_S, Caller, outcome
 
 ROOMY = DiskLimits(budget_bytes=1 << 30, reserve_bytes=0, daily_write_bytes=1 << 30)
 PROMPT = tuple(range(200))
@@ -131,3 +137,57 @@ def test_an_answer_that_leaves_no_trace_is_not_known_after_a_restart(start, opti
     model = start(options).model
     assert model is not None and [model.answers.recall(text) for text in texts] == [None, None]
     assert files(options) == []
+
+
+@pytest.mark.parametrize("aborted", [True, False])
+def test_a_chat_that_is_deleted_while_it_answers_leaves_nothing(start, options, aborted):
+    """Neither pages nor the answer's tokens, which are known only when it ends."""
+    engine = start(options, endless=True, step_s=0.001)
+    caller = Caller(engine, "a", PROMPT, max_tokens=150, chat="one")
+    while len(caller.seen) < 20:
+        caller.next()
+    engine.forget("one")
+    if aborted:
+        engine.abort_request("a")
+    caller.end()
+    engine.shutdown(WAIT_S)
+    assert files(options) == []
+    model = start(options).model
+    assert model is not None and model.answers.recall(caller.text) is None
+
+
+def test_a_folder_that_cannot_be_opened_does_not_end_the_engine(start, options, monkeypatch):
+    engine = start(LoadOptions(model=Path("b.gguf")))
+    monkeypatch.setattr(keeping, "open_store", lambda *arguments: 1 / 0)
+    events: queue.Queue = queue.Queue()
+    engine.load(options, events.put)
+    assert isinstance(outcome(events), LoadedModel)
+    assert [ask(engine, name) for name in ("a", "b")] == [0, 199]  # the device's own memory is as good as ever
+
+
+@pytest.mark.parametrize("call", ["write", "read"])
+def test_a_drive_that_hangs_does_not_keep_the_app_from_ending(start, options, monkeypatch, call):
+    monkeypatch.setattr(store_module, "MAX_WRITING", 2)  # so that the device still has what the drive did not take
+    monkeypatch.setattr(keeping, "SAVE_S", 0.3)
+    monkeypatch.setattr(threaded, "CLOSE_S", 0.3)
+    first = start(options)
+    ask(first, "a")
+    first.shutdown(WAIT_S)
+    engine = start(replace(options, tiers=replace(options.tiers, host_bytes=0)))
+    hangs, gate = threading.Event(), threading.Event()
+
+    def hang(*arguments) -> None:
+        hangs.set()
+        gate.wait(WAIT_S)
+
+    monkeypatch.setattr(engine._keeping._store._folder, call, hang)
+    caller = Caller(engine, "b", (1, *PROMPT) if call == "write" else PROMPT, max_tokens=5)
+    assert hangs.wait(WAIT_S)
+    if call == "write":
+        caller.end()
+    began = time.monotonic()
+    engine.shutdown(WAIT_S)
+    took = time.monotonic() - began
+    gate.set()
+    assert caller.end().finish_reason == ("length" if call == "write" else "abort")
+    assert took < 2.5 and not engine._background.is_alive()

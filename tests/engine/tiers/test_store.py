@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 from engine.tiers.chain import chain, root_key
 from engine.tiers.disk_limits import DiskLimits
 from engine.tiers.fetch import Piece
+from engine.tiers.host import HostTier
 from engine.tiers.kv_block import KvBlock
 from engine.tiers.settings import TierSettings, forget_on_disk, open_store
 from engine.tiers.store import KvStore
@@ -242,3 +245,38 @@ def test_a_fetch_that_nobody_wants_any_more_ends(open_tiers):
     fetch.wait(5.0)
     fetch.cancel()
     assert fetch.done and all(reader.flush(5.0) for reader in store._readers)
+
+
+@pytest.mark.parametrize("persist", [True, False])
+def test_a_chat_that_is_in_memory_only_is_forgotten(persist):
+    """Without a folder everything is; the owner of a block is known all the same."""
+    store, system = KvStore(MODEL, PAGE_BYTES, HostTier(1 << 20), None, None), tokens_of(128)
+    keep(store, system + tokens_of(100, 1), persist=persist, chat="one")
+    keep(store, system + tokens_of(100, 2), persist=persist, chat="two")
+    store.forget("one")
+    assert num_tokens(bring(store, system + tokens_of(100, 1))) == 128
+    assert num_tokens(bring(store, system + tokens_of(100, 2))) == 228
+    store.forget("two")
+    assert len(store._host) == 0
+
+
+def test_an_answer_that_comes_after_its_chat_was_forgotten_is_not_kept(open_tiers):
+    store = open_tiers()
+    store.forget("one")
+    assert store.flush(5.0)
+    store.answers.remember("An answer.", (1, 2, 3), "one")
+    store.answers.remember("Another one.", (4, 5, 6), "two")
+    assert store.flush(5.0)
+    assert store.answers.recall("An answer.") is None
+    assert store.answers.recall("Another one.") == (4, 5, 6)
+
+
+def test_owners_of_blocks_that_are_gone_are_forgotten(open_tiers, tmp_path):
+    """One chat goes on for months, in a folder that holds little of it at a time."""
+    store = open_tiers(host_bytes=0, disk=DiskLimits(budget_bytes=8_000, reserve_bytes=0, daily_write_bytes=1 << 30))
+    for seed in range(12):
+        keep(store, tokens_of(300, seed), chat="one")
+    num_files = len(list(tmp_path.rglob("*.safetensors")))
+    with contextlib.closing(sqlite3.connect(tmp_path / "notes.db")) as notes:
+        [num_owners] = notes.execute("SELECT count(*) FROM owners").fetchone()
+    assert 0 < num_files <= num_owners <= 2 * num_files

@@ -1,0 +1,160 @@
+"""How much sooner a kept conversation answers than one that is computed, and what keeping costs those who are answered.
+
+Drives an engine of its own around a loaded table; decides what is measured, prints nothing. The calling thread must be
+the one that owns the table.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from engine.engine import Engine
+from engine.function_table import FunctionTable
+from engine.request import Request
+from engine.request_state import Vocabulary
+from engine.tiers.chain import root_key
+from engine.tiers.disk_limits import DiskLimits
+from engine.tiers.fingerprint import FINGERPRINT_BYTES
+from engine.tiers.folder import BlockFolder
+from engine.tiers.host import HostTier
+from engine.tiers.store import KvStore
+
+_ROUNDS = 3
+_SEGMENT_TOKENS = 40
+_SEGMENTS = 10
+"""Stretches of one answer, by turns with blocks being written and without."""
+
+_DRAIN_S = 120.0
+_ROOMY = 1 << 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptResult:
+    """Seconds to the first token of a prompt: computed, from the disk, from memory; medians of some rounds.
+
+    bytes: what was read from the disk for it. quiet and writing: milliseconds between the tokens of an answer at that
+    depth, median and 99th percentile, without and with blocks being read from the device and written; blocks_written
+    meanwhile.
+    """
+
+    tokens: int
+    computed_s: float
+    from_disk_s: float
+    from_memory_s: float
+    bytes: int
+    save_s: float
+    quiet_median_ms: float
+    quiet_p99_ms: float
+    writing_median_ms: float
+    writing_p99_ms: float
+    blocks_written: int
+
+
+def measure_kept(table: FunctionTable, vocabulary: Vocabulary, num_tokens: int, folder: Path) -> KeptResult:
+    """Measure with a prompt of so many tokens, kept under `folder`, which should be empty. Raises DeviceFailed."""
+    prompt = tuple(1 + 7919 * i % (table.limits.vocab_size - 1) for i in range(num_tokens))
+    with _store(table, folder) as store:
+        engine = Engine(table, vocabulary, store=store)
+        _first_token_s(engine, prompt[: min(64, num_tokens)], use_cache=False)  # warm
+        rounds = [_first_token_s(engine, prompt, use_cache=False)]
+        while len(rounds) < _ROUNDS and sum(rounds) < 20.0:
+            rounds.append(_first_token_s(engine, prompt, use_cache=False))
+        _first_token_s(engine, prompt)
+        began = time.perf_counter()
+        engine.save_rest(_DRAIN_S)
+        store.flush(_DRAIN_S)
+        save_s = time.perf_counter() - began
+        restored: dict[bool, list[float]] = {True: [], False: []}
+        for _ in range(_ROUNDS):
+            for from_disk in restored:
+                engine.state.cache.clear(table.last_submitted)
+                if from_disk:
+                    store.clear_host()
+                restored[from_disk].append(_first_token_s(engine, prompt))
+        num_bytes = sum(path.stat().st_size for path in folder.rglob("*.safetensors"))
+        gaps, num_written = _gaps(engine, store, prompt)
+    return KeptResult(
+        tokens=num_tokens,
+        computed_s=median(rounds),
+        from_disk_s=median(restored[True]),
+        from_memory_s=median(restored[False]),
+        bytes=num_bytes,
+        save_s=save_s,
+        quiet_median_ms=median(gaps[False]) * 1e3,
+        quiet_p99_ms=_p99(gaps[False]) * 1e3,
+        writing_median_ms=median(gaps[True]) * 1e3,
+        writing_p99_ms=_p99(gaps[True]) * 1e3,
+        blocks_written=num_written,
+    )
+
+
+def context_needed(num_tokens: int) -> int:
+    """Positions that the measurement fills."""
+    return num_tokens + (_SEGMENTS + 1) * _SEGMENT_TOKENS
+
+
+@contextmanager
+def _store(table: FunctionTable, folder: Path) -> Iterator[KvStore]:
+    fingerprint, page_bytes = os.urandom(FINGERPRINT_BYTES), table.limits.page_bytes
+    limits = DiskLimits(budget_bytes=_ROOMY, reserve_bytes=0, daily_write_bytes=_ROOMY)
+    blocks = BlockFolder(folder, fingerprint, page_bytes, limits)
+    store = KvStore(fingerprint, page_bytes, HostTier(1 << 30), blocks, None)
+    try:
+        yield store
+    finally:
+        store.close(_DRAIN_S)
+
+
+def _first_token_s(engine: Engine, prompt: tuple[int, ...], *, use_cache: bool = True) -> float:
+    began = time.perf_counter()
+    request = Request(request_id="bench", prompt_ids=prompt, max_tokens=1, ignore_eos=True, use_cache=use_cache)
+    engine.add_request(request)
+    while not any(emission.token_ids for emission in engine.take_outbox()):
+        engine.step()
+    seconds = time.perf_counter() - began
+    while engine.state.ledger or engine.state.in_flight:
+        engine.step()
+    return seconds
+
+
+def _gaps(engine: Engine, store: KvStore, prompt: tuple[int, ...]) -> tuple[dict[bool, list[float]], int]:
+    """Seconds between the tokens of one answer, with (True) and without (False) its own blocks being written.
+
+    There is always something to write: under a new root every block is new.
+    """
+    limit = (_SEGMENTS + 1) * _SEGMENT_TOKENS - 1
+    engine.add_request(Request(request_id="bench", prompt_ids=prompt, max_tokens=limit, ignore_eos=True))
+    gaps: dict[bool, list[float]] = {True: [], False: []}
+    state, num_told, told_at, num_blocks = engine.state, 0, 0.0, 0
+    while state.ledger:
+        segment = num_told // _SEGMENT_TOKENS
+        writing = segment % 2 == 1
+        if not writing:
+            state.saver.release_held()
+        elif state.running and not state.saver.num_queued:
+            store.root = root_key(os.urandom(FINGERPRINT_BYTES))
+            state.saver.note(state.running[0])
+        before = store.num_put
+        engine.step()
+        num_blocks += store.num_put - before
+        now = time.perf_counter()
+        for emission in engine.take_outbox():
+            if emission.token_ids:
+                # The first tokens of a segment still feel the one before it.
+                if segment and num_told % _SEGMENT_TOKENS > 4:
+                    gaps[writing].append((now - told_at) / len(emission.token_ids))
+                num_told += len(emission.token_ids)
+                told_at = now
+    while engine.state.in_flight:
+        engine.step()
+    return gaps, num_blocks
+
+
+def _p99(values: list[float]) -> float:
+    return sorted(values)[min(len(values) - 1, int(0.99 * len(values)))]
