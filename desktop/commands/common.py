@@ -119,6 +119,8 @@ def load_options(args: argparse.Namespace, *, context: int | None = None) -> Loa
         "max_sequences": getattr(args, "max_sequences", None),
         "total_tokens": getattr(args, "total_tokens", None),
         "memory_bytes": getattr(args, "memory", None),
+        "window": getattr(args, "window", None),
+        "sinks": getattr(args, "sinks", None),
     }
     config = config_from({key: value for key, value in said.items() if value is not None})
     return LoadOptions(
@@ -132,6 +134,8 @@ def load_options(args: argparse.Namespace, *, context: int | None = None) -> Loa
         max_sequences=config.max_sequences,
         total_tokens=config.total_tokens,
         memory_bytes=config.memory_bytes,
+        window=config.window,
+        sinks=config.sinks,
     )
 
 

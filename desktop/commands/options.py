@@ -99,6 +99,15 @@ def add_serving(parser: argparse.ArgumentParser) -> None:
         metavar="BYTES",
         help="device memory that may be used, such as 8GB or 1.5GiB (default: what is free)",
     )
+    parser.add_argument(
+        "--window",
+        type=_not_negative,
+        metavar="N",
+        help="attend to the last N tokens only, which bounds memory; 0: to all (default: the model's)",
+    )
+    parser.add_argument(
+        "--sinks", type=_not_negative, metavar="N", help="first tokens that stay in reach beside a window (default: 4)"
+    )
 
 
 def add_sampling(parser: argparse.ArgumentParser, *, temperature: float, top_p: float) -> None:
@@ -156,6 +165,10 @@ def byte_size(text: str) -> int:
 def token_ids(text: str) -> tuple[int, ...]:
     """`1,2,3`: at least one token id. Whether the model has them is checked when it is loaded."""
     return tuple(_int_between(part, 0, _MAX_INT) for part in text.split(","))
+
+
+def _not_negative(text: str) -> int:
+    return _int_between(text, 0, _MAX_INT)
 
 
 def _seed(text: str) -> int:

@@ -156,12 +156,15 @@ def test_what_is_said_of_serving_reaches_the_load(
         return fake_loader(answer=ANSWER)(wanted, progress, cancelled)
 
     use(monkeypatch, load)
-    said = "--mode server --max-sequences 3 --total-tokens 9000 --memory 2GB --context 512".split()
+    said = (
+        "--mode server --max-sequences 3 --total-tokens 9000 --memory 2GB --context 512 --window 64 --sinks 0".split()
+    )
     assert run("generate", TINY, "--prompt", "a", *said) == 0
     assert run("chat", TINY, "-p", "a", *said) == 0
     wanted = asked[0]
     assert asked == [wanted, wanted]
     assert (wanted.mode, wanted.max_sequences, wanted.total_tokens) == ("server", 3, 9000)
+    assert (wanted.window, wanted.sinks) == (64, 0)
     assert (wanted.memory_bytes, wanted.context) == (2_000_000_000, 512)
     assert run("generate", TINY, "--prompt", "a") == 0
     assert replace(asked[-1], tiers=None) == LoadOptions(model=wanted.model)
