@@ -128,9 +128,9 @@ def test_a_chat_deleted_beside_another_one_takes_nothing_of_that_along(start, tm
     driver = start(delay=4)
     driver.add("a", prompt(300, 1), max_tokens=3, chat="one")
     driver.add("b", prompt(300, 2), max_tokens=3, chat="two")
-    driver.run_until(
-        lambda: [step for step in driver.engine.state.in_flight if step.saving and step.saving.chat == "two"]
-    )
+    driver.run_until(lambda: driver.reason("b"))  # from now on nobody says anew what of it is to be kept
+    steps = driver.engine.state.in_flight
+    driver.run_until(lambda: any(step.saving and step.saving.chat == "two" for step in steps))
     forget(driver, "one")
     driver.run()
     assert driver.store.flush(5.0)
@@ -189,12 +189,12 @@ def step(driver: Driver) -> None:
 
 def test_a_new_chat_does_not_wait_long_for_pages_of_old_ones_that_are_to_be_kept(start):
     """Beside a stream they are read at leisure, unless somebody needs them: a block in 30 steps would be the pace."""
-    driver = start(small_limits(num_pages=44, context_length=500, max_rows=64), on_disk=False)
+    driver = start(small_limits(num_pages=36, context_length=500, max_rows=64), on_disk=False)
     driver.add("runs", prompt(20), max_tokens=400)
     driver.run_until(lambda: driver.tokens("runs"))
     driver.add("old", prompt(420, 1), max_tokens=2)
     driver.run_until(lambda: driver.reason("old"))
-    assert driver.engine.state.saver.num_queued >= 5
+    assert driver.engine.state.saver.num_queued >= 3, "it was read already, so nothing is shown"
     driver.add("new", prompt(330, 2), max_tokens=3)
     before = len(driver.tokens("runs"))
     driver.run_until(lambda: not driver.engine.state.waiting)
