@@ -11,9 +11,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 
+from engine.emission import Emission
 from engine.engine import Engine
 from engine.function_table import FunctionTable
 from engine.request import Request
@@ -27,9 +29,10 @@ from engine.tiers.store import KvStore
 
 _ROUNDS = 3
 _SEGMENT_TOKENS = 40
-_SEGMENTS = 10
+_SEGMENTS = 20
 """Stretches of one answer, by turns with blocks being written and without."""
 
+_SETTLING_TOKENS = 5
 _DRAIN_S = 120.0
 _ROOMY = 1 << 40
 
@@ -60,12 +63,13 @@ def measure_kept(table: FunctionTable, vocabulary: Vocabulary, num_tokens: int, 
     """Measure with a prompt of so many tokens, kept under `folder`, which should be empty. Raises DeviceFailed."""
     prompt = tuple(1 + 7919 * i % (table.limits.vocab_size - 1) for i in range(num_tokens))
     with _store(table, folder) as store:
-        engine = Engine(table, vocabulary, store=store)
-        _first_token_s(engine, prompt[: min(64, num_tokens)], use_cache=False)  # warm
-        rounds = [_first_token_s(engine, prompt, use_cache=False)]
+        told: list[tuple[float, int]] = []
+        engine = Engine(table, vocabulary, store=store, emit=partial(_note_tokens, told))
+        _first_token_s(engine, told, prompt[: min(64, num_tokens)], use_cache=False)  # warm
+        rounds = [_first_token_s(engine, told, prompt, use_cache=False)]
         while len(rounds) < _ROUNDS and sum(rounds) < 20.0:
-            rounds.append(_first_token_s(engine, prompt, use_cache=False))
-        _first_token_s(engine, prompt)
+            rounds.append(_first_token_s(engine, told, prompt, use_cache=False))
+        _first_token_s(engine, told, prompt)
         began = time.perf_counter()
         engine.save_rest(_DRAIN_S)
         store.flush(_DRAIN_S)
@@ -76,9 +80,9 @@ def measure_kept(table: FunctionTable, vocabulary: Vocabulary, num_tokens: int, 
                 engine.state.cache.clear(table.last_submitted)
                 if from_disk:
                     store.clear_host()
-                restored[from_disk].append(_first_token_s(engine, prompt))
+                restored[from_disk].append(_first_token_s(engine, told, prompt))
         num_bytes = sum(path.stat().st_size for path in folder.rglob("*.safetensors"))
-        gaps, num_written = _gaps(engine, store, prompt)
+        gaps, num_written = _gaps(engine, store, prompt, told)
     return KeptResult(
         tokens=num_tokens,
         computed_s=median(rounds),
@@ -111,49 +115,55 @@ def _store(table: FunctionTable, folder: Path) -> Iterator[KvStore]:
         store.close(_DRAIN_S)
 
 
-def _first_token_s(engine: Engine, prompt: tuple[int, ...], *, use_cache: bool = True) -> float:
+def _first_token_s(
+    engine: Engine, told: list[tuple[float, int]], prompt: tuple[int, ...], *, use_cache: bool = True
+) -> float:
     began = time.perf_counter()
     request = Request(request_id="bench", prompt_ids=prompt, max_tokens=1, ignore_eos=True, use_cache=use_cache)
     engine.add_request(request)
-    while not any(emission.token_ids for emission in engine.take_outbox()):
+    del told[:]
+    while not told:
         engine.step()
-    seconds = time.perf_counter() - began
+        _note_tokens(told, engine.take_outbox())
+    seconds = told[0][0] - began
     while engine.state.ledger or engine.state.in_flight:
         engine.step()
     return seconds
 
 
-def _gaps(engine: Engine, store: KvStore, prompt: tuple[int, ...]) -> tuple[dict[bool, list[float]], int]:
+def _note_tokens(told: list[tuple[float, int]], emissions: list[Emission]) -> None:
+    now = time.perf_counter()
+    told += [(now, len(emission.token_ids)) for emission in emissions if emission.token_ids]
+
+
+def _gaps(
+    engine: Engine, store: KvStore, prompt: tuple[int, ...], told: list[tuple[float, int]]
+) -> tuple[dict[bool, list[float]], int]:
     """Seconds between the tokens of one answer, with (True) and without (False) its own blocks being written.
 
     There is always something to write: under a new root every block is new.
     """
     limit = (_SEGMENTS + 1) * _SEGMENT_TOKENS - 1
     engine.add_request(Request(request_id="bench", prompt_ids=prompt, max_tokens=limit, ignore_eos=True))
-    gaps: dict[bool, list[float]] = {True: [], False: []}
-    state, num_told, told_at, num_blocks = engine.state, 0, 0.0, 0
+    del told[:]
+    state, before = engine.state, store.num_put
     while state.ledger:
-        segment = num_told // _SEGMENT_TOKENS
-        writing = segment % 2 == 1
-        if not writing:
+        if (len(told) // _SEGMENT_TOKENS) % 2 == 0:
             state.saver.release_held()
         elif state.running and not state.saver.num_queued:
             store.root = root_key(os.urandom(FINGERPRINT_BYTES))
             state.saver.note(state.running[0])
-        before = store.num_put
         engine.step()
-        num_blocks += store.num_put - before
-        now = time.perf_counter()
-        for emission in engine.take_outbox():
-            if emission.token_ids:
-                # The first tokens of a segment still feel the one before it.
-                if segment and num_told % _SEGMENT_TOKENS > 4:
-                    gaps[writing].append((now - told_at) / len(emission.token_ids))
-                num_told += len(emission.token_ids)
-                told_at = now
-    while engine.state.in_flight:
+        _note_tokens(told, engine.take_outbox())
+    num_put = store.num_put - before
+    while state.in_flight:
         engine.step()
-    return gaps, num_blocks
+    gaps: dict[bool, list[float]] = {True: [], False: []}
+    for index in range(_SEGMENT_TOKENS, len(told)):
+        # The first tokens of a segment still feel the one before it.
+        if index % _SEGMENT_TOKENS > _SETTLING_TOKENS:
+            gaps[(index // _SEGMENT_TOKENS) % 2 == 1].append(told[index][0] - told[index - 1][0])
+    return gaps, num_put
 
 
 def _p99(values: list[float]) -> float:

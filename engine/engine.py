@@ -43,8 +43,12 @@ class Engine:
         metrics: EngineMetrics | None = None,
         trace: Trace = OFF,
         store: KvStore | None = None,
+        emit: Callable[[list[Emission]], None] | None = None,
     ) -> None:
+        """`emit` takes what the requests have to say as soon as it is known, ahead of a submit that may block; without
+        it all of it waits for take_outbox()."""
         self.state = EngineState(table, vocabulary, clock, metrics, trace, store)
+        self._emit = emit
         self._actions = default_actions()
         self._num_idle = 0
         self._deadlines: list[tuple[float, str]] = []
@@ -156,6 +160,8 @@ class Engine:
             pass
         if len(state.in_flight) >= state.limits.max_in_flight:
             self._retire_oldest(wait=True)
+        if state.outbox and self._emit is not None:
+            self._emit(self.take_outbox())
         try:
             acted = any(action.step(state) for action in self._actions)
         except StepFailed as failure:

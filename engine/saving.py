@@ -23,7 +23,7 @@ from engine.tiers.store import KvStore
 MIN_TOKENS = 32
 """A shorter sequence is computed sooner than it is looked up."""
 
-SHARE = 0.03
+SHARE = 0.02
 """Of the device's time that reading may take while somebody waits for tokens."""
 
 PATIENCE_S = 5.0

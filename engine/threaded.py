@@ -272,7 +272,14 @@ class ThreadedEngine:
             self._streams.forget(add.request.request_id)
         if isinstance(result, LoadedModel):
             store = self._keeping.open(result, self._options)
-            self._engine = Engine(result.table, result.tokenizer, metrics=self.metrics, trace=self._trace, store=store)
+            self._engine = Engine(
+                result.table,
+                result.tokenizer,
+                metrics=self.metrics,
+                trace=self._trace,
+                store=store,
+                emit=self._streams.emit,
+            )
             self._model = result
             carried, self._carried = self._carried, []
             self._engine.adopt(carried)
