@@ -20,7 +20,6 @@ from engine.engine import Engine
 from engine.function_table import FunctionTable
 from engine.request import Request
 from engine.request_state import Vocabulary
-from engine.tiers.chain import root_key
 from engine.tiers.disk_limits import DiskLimits
 from engine.tiers.fingerprint import FINGERPRINT_BYTES
 from engine.tiers.folder import BlockFolder
@@ -141,7 +140,7 @@ def _gaps(
 ) -> tuple[dict[bool, list[float]], int]:
     """Seconds between the tokens of one answer, with (True) and without (False) its own blocks being written.
 
-    There is always something to write: under a new root every block is new.
+    There is always something to write: once all is written, the store begins anew.
     """
     limit = (_SEGMENTS + 1) * _SEGMENT_TOKENS - 1
     engine.add_request(Request(request_id="bench", prompt_ids=prompt, max_tokens=limit, ignore_eos=True))
@@ -151,7 +150,7 @@ def _gaps(
         if (len(told) // _SEGMENT_TOKENS) % 2 == 0:
             state.saver.release_held()
         elif state.running and not state.saver.num_queued:
-            store.root = root_key(os.urandom(FINGERPRINT_BYTES))
+            store.begin_anew()
             state.saver.note(state.running[0])
         engine.step()
         _note_tokens(told, engine.take_outbox())

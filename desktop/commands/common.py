@@ -58,17 +58,18 @@ def session(args: argparse.Namespace) -> Iterator[Session]:
     trace = start_trace(Path(path) if path else None)
     load = partial(loader(), trace=trace) if trace.enabled else loader()
     line = terminal.LoadLine()
-    engine = ThreadedEngine(load, trace)
-    try:
+    with terminal.disk_notices():
+        engine = ThreadedEngine(load, trace)
         try:
-            model = load_blocking(engine, options, line)
+            try:
+                model = load_blocking(engine, options, line)
+            finally:
+                line.finish()
+            _loaded(options, model)
+            yield Session(engine=engine, model=model, estimate=line.estimate)
         finally:
-            line.finish()
-        _loaded(options, model)
-        yield Session(engine=engine, model=model, estimate=line.estimate)
-    finally:
-        engine.shutdown()
-        _save(trace)
+            engine.shutdown()
+            _save(trace)
 
 
 def _save(trace: Trace) -> None:

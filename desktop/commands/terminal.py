@@ -13,7 +13,7 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from desktop import words
@@ -50,6 +50,24 @@ def quiet_logs() -> None:
     root = logging.getLogger()
     if not root.handlers:
         root.addHandler(logging.NullHandler())
+
+
+class _Notices(logging.Handler):
+    """Shows log records as notices: for what a person should know though no command has failed."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        notice(record.getMessage())
+
+
+@contextlib.contextmanager
+def disk_notices() -> Iterator[None]:
+    """Say on stderr, once, when the disk takes no conversations any more."""
+    log, handler = logging.getLogger("engine.tiers.troubles"), _Notices(logging.WARNING)
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
 
 
 def notice(sentence: str) -> None:

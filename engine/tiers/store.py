@@ -8,6 +8,7 @@ thread calls it and never waits here; other threads may call forget_chat(), forg
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -77,6 +78,7 @@ class KvStore:
     ) -> None:
         self.fingerprint = fingerprint
         self.root = root_key(fingerprint)
+        self._roots = {self.root}
         self._block_bytes = page_bytes * BLOCK_TOKENS // 16
         self._host = host
         self._folder = folder
@@ -92,6 +94,11 @@ class KvStore:
         self.answers = None if notes is None else StoredAnswers(notes, fingerprint, self._writer.submit)
         if notes is not None and model_name:
             self._writer.submit(partial(notes.note_model, fingerprint, model_name))
+
+    def begin_anew(self) -> None:
+        """Take every block from now on for one that is not here, as a measurement of writing wants it."""
+        self.root = root_key(os.urandom(16))
+        self._roots.add(self.root)
 
     @property
     def num_writing(self) -> int:
@@ -243,6 +250,8 @@ class KvStore:
             missing = [block]
             while not folder.contains(missing[-1].parent) and (above := self._host.get(missing[-1].parent)) is not None:
                 missing.append(above)
+            if missing[-1].parent not in self._roots and not folder.contains(missing[-1].parent):
+                return  # without what precedes it nothing would ever lead to it
             for each in reversed(missing):
                 self._write_one(folder, each)
         finally:

@@ -1,5 +1,6 @@
 """`inglenook cache`: what it shows of a folder in any state, and that `clear` leaves nothing behind."""
 
+import errno
 import json
 import os
 import subprocess
@@ -13,6 +14,7 @@ from desktop import cli
 from desktop.commands import cache, terminal
 from engine.tiers.files import Files
 from engine.tiers.notes import FILE_NAME, Notes
+from engine.tiers.troubles import Troubles
 
 ROOT = Path(__file__).parents[2]
 MODEL, OTHER = bytes(range(16)), bytes(range(16, 32))
@@ -246,3 +248,14 @@ def test_another_process_uses_the_folder_and_nothing_heavy_is_imported(folder: P
     assert notes.counters() == {"misses": 1}
     assert notes.trouble is None
     notes.close()
+
+
+def test_a_disk_that_takes_no_conversations_is_said_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with terminal.disk_notices():
+        troubles = Troubles(tmp_path)
+        for _ in range(3):
+            troubles.report("write", OSError(errno.ENOSPC, "No space left on device"))
+    line = capsys.readouterr().err
+    assert line.count("The disk is full; free some space") == 1 and line.count("\n") == 1
+    Troubles(tmp_path).report("write", "Not heard any more.")
+    assert capsys.readouterr().err == ""

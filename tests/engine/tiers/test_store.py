@@ -280,3 +280,10 @@ def test_owners_of_blocks_that_are_gone_are_forgotten(open_tiers, tmp_path):
     with contextlib.closing(sqlite3.connect(tmp_path / "notes.db")) as notes:
         [num_owners] = notes.execute("SELECT count(*) FROM owners").fetchone()
     assert 0 < num_files <= num_owners <= 2 * num_files
+
+
+def test_a_block_without_what_precedes_it_is_not_written(open_tiers, tmp_path):
+    store = open_tiers(host_bytes=0)
+    store.put(blocks_of(tokens_of(128))[1], persist=True)
+    assert store.flush(5.0)
+    assert list(tmp_path.rglob("*.safetensors")) == []
