@@ -58,12 +58,14 @@ class KeptResult:
     blocks_written: int
 
 
-def measure_kept(table: FunctionTable, vocabulary: Vocabulary, num_tokens: int, folder: Path) -> KeptResult:
+def measure_kept(
+    table: FunctionTable, vocabulary: Vocabulary, num_tokens: int, folder: Path, *, software: bool = False
+) -> KeptResult:
     """Measure with a prompt of so many tokens, kept under `folder`, which should be empty. Raises DeviceFailed."""
     prompt = tuple(1 + 7919 * i % (table.limits.vocab_size - 1) for i in range(num_tokens))
     with _store(table, folder) as store:
         told: list[tuple[float, int]] = []
-        engine = Engine(table, vocabulary, store=store, emit=partial(_note_tokens, told))
+        engine = Engine(table, vocabulary, store=store, emit=partial(_note_tokens, told), software=software)
         _first_token_s(engine, told, prompt[: min(64, num_tokens)], use_cache=False)  # warm
         rounds = [_first_token_s(engine, told, prompt, use_cache=False)]
         while len(rounds) < _ROUNDS and sum(rounds) < 20.0:

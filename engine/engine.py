@@ -29,6 +29,10 @@ logger = logging.getLogger(__name__)
 MAX_WAITING = 1024
 """Answers that may wait; more are refused, so that a runaway client meets a limit before memory does."""
 
+SOFTWARE_IN_FLIGHT = 2
+"""Steps in flight on a software adapter. Its submit waits for the step before, so that more gain nothing, and a token
+that is not quite there when it is asked for would come a whole step late."""
+
 _IDLE_STEPS = 4
 
 
@@ -44,11 +48,15 @@ class Engine:
         trace: Trace = OFF,
         store: KvStore | None = None,
         emit: Callable[[list[Emission]], None] | None = None,
+        software: bool = False,
     ) -> None:
         """`emit` takes what the requests have to say as soon as it is known, ahead of a submit that may block; without
-        it all of it waits for take_outbox()."""
+        it all of it waits for take_outbox(). `software`: the table is on a software adapter."""
         self.state = EngineState(table, vocabulary, clock, metrics, trace, store)
         self._emit = emit
+        self._most_in_flight = table.limits.max_in_flight
+        if software:
+            self._most_in_flight = min(self._most_in_flight, SOFTWARE_IN_FLIGHT)
         self._actions = default_actions()
         self._num_idle = 0
         self._deadlines: list[tuple[float, str]] = []
@@ -158,7 +166,7 @@ class Engine:
             self._end_overdue()
         while state.in_flight and self._retire_oldest(wait=False):
             pass
-        if len(state.in_flight) >= state.limits.max_in_flight:
+        if len(state.in_flight) >= self._most_in_flight:
             self._retire_oldest(wait=True)
         if state.outbox and self._emit is not None:
             self._emit(self.take_outbox())

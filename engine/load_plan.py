@@ -6,7 +6,7 @@ engine's background thread, or any thread that merely wants to know.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from engine.config import DeviceFacts, EngineConfig, Estimate, ModelFacts, check_context, resolve
@@ -20,10 +20,6 @@ from models.stages import Model
 from shaders.device import Gpu, open_gpu
 from shaders.errors import ShaderError
 from shaders.memory import memory_budget
-
-SOFTWARE_IN_FLIGHT = 2
-"""Steps in flight on a software adapter. Its submit waits for the step before, so that more gain nothing, and a token
-that is not quite there when it is asked for would come a whole step late."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +38,6 @@ def plan_load(options: LoadOptions, gguf: GgufFile, model: Model, gpu: Gpu) -> L
     config = _config(options)
     device = _device_facts(options, gpu)
     limits, estimate = resolve(config, _model_facts(options, gguf, model, device.max_binding_bytes), device)
-    if gpu.adapter.software:
-        limits = replace(limits, max_in_flight=SOFTWARE_IN_FLIGHT)
     return LoadPlan(path=options.model, config=config, device=device, limits=limits, estimate=estimate)
 
 

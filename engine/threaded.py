@@ -279,6 +279,7 @@ class ThreadedEngine:
                 trace=self._trace,
                 store=store,
                 emit=self._streams.emit,
+                software=result.software_adapter,
             )
             self._model = result
             carried, self._carried = self._carried, []

@@ -155,7 +155,8 @@ def _measure_kept(model: LoadedModel, num_tokens: int) -> dict[str, object]:
     from engine.bench_kept import measure_kept
 
     with tempfile.TemporaryDirectory(prefix="inglenook-bench-") as folder:
-        return asdict(measure_kept(model.table, model.tokenizer, num_tokens, Path(folder)))
+        kept = measure_kept(model.table, model.tokenizer, num_tokens, Path(folder), software=model.software_adapter)
+        return asdict(kept)
 
 
 def _plan(args: argparse.Namespace) -> BenchPlan:
