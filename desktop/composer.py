@@ -66,6 +66,7 @@ class Composer(QFrame):
     def set_placeholder(self, text: str) -> None:
         """What the empty box says."""
         self._editor.setPlaceholderText(text)
+        self._editor.viewport().update()  # which Qt leaves out where one text takes another's place
         self._editor.setAccessibleName(text)
 
     def set_answering(self, answering: bool) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from PySide6.QtCore import Qt
-from PySide6.QtGui import QGuiApplication
+from PySide6.QtCore import QEvent, QObject, Qt
+from PySide6.QtGui import QGuiApplication, QPaintEvent
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QAbstractButton, QLabel, QPushButton, QWidget
 
@@ -143,6 +143,25 @@ def test_the_send_button_stops_and_so_does_escape(ready) -> None:
         assert answers(ready)[-1].source == "Once"
         assert "Stopped" in visible_text(ready.window)
     assert len(ready.engine.aborted) == 2
+
+
+def test_what_the_empty_box_says_changes_on_the_screen_too(ready) -> None:
+    class Paints(QObject):
+        count = 0
+
+        def eventFilter(self, watched: QWidget, event: QEvent) -> bool:
+            # The blinking cursor paints its own few pixels.
+            if isinstance(event, QPaintEvent) and event.rect().width() > watched.width() // 2:
+                self.count += 1
+            return False
+
+    composer, paints = ready.window._composer, Paints()
+    viewport = composer._editor.viewport()
+    QTest.qWait(50)
+    viewport.installEventFilter(paints)
+    composer.set_placeholder("Something else")
+    ready.wait(lambda: paints.count > 0)
+    viewport.removeEventFilter(paints)
 
 
 def test_a_message_written_while_answering_is_sent_when_the_answer_ends(ready) -> None:
