@@ -349,6 +349,7 @@ class ThreadedEngine:
             except Exception:
                 # The books themselves are wrong: the callers are told below all the same, and the thread lives on.
                 logger.exception("The ledger is damaged; the model is unloaded")
+                self._engine.state.restorer.close()  # or a reader would wait for it for ever
                 damaged, self._model, self._engine = self._model, None, None
                 if damaged is not None:
                     close_table(damaged)

@@ -14,6 +14,7 @@ import psutil
 from engine.tiers.disk_limits import DiskLimits, default_limits
 from engine.tiers.fingerprint import FINGERPRINT_BYTES
 from engine.tiers.folder import BlockFolder
+from engine.tiers.forgetting import forget_kept
 from engine.tiers.host import HostTier
 from engine.tiers.notes import Notes
 from engine.tiers.store import KvStore
@@ -49,12 +50,7 @@ def forget_on_disk(root: Path, chat: str | None) -> None:
     """Let go of what only this chat has, or with None of everything, where no model is loaded."""
     notes = Notes(root)
     folder = BlockFolder(root, bytes(FINGERPRINT_BYTES), 1, default_limits(root))
-    if chat is None:
-        notes.forget_all()
-        folder.forget_all()
-    else:
-        for fingerprint, keys in notes.forget_chat(chat).items():
-            folder.forget(fingerprint, set(keys))
+    forget_kept(notes, folder, chat)
     notes.close()
 
 

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 from engine.tiers.answers import StoredAnswers
 from engine.tiers.chain import BLOCK_TOKENS, Key, chain, root_key
 from engine.tiers.fetch import Fetch, Piece
+from engine.tiers.forgetting import forget_kept
 from engine.tiers.host import HostTier
-from engine.tiers.kv_block import KvBlock
+from engine.tiers.kv_block import KvBlock, num_pages
 from engine.tiers.worker import Worker
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class KvStore:
         self.fingerprint = fingerprint
         self.root = root_key(fingerprint)
         self._roots = {self.root}
-        self._block_bytes = page_bytes * BLOCK_TOKENS // 16
+        self._block_bytes = page_bytes * num_pages(BLOCK_TOKENS)
         self._host = host
         self._folder = folder
         self._notes = notes
@@ -268,19 +269,9 @@ class KvStore:
             folder.remove([(block.parent, sibling) for sibling, head in known if _begins(head, block.tokens)])
 
     def _forget(self, chat: str | None) -> None:
-        notes, folder = self._notes, self._folder
-        if notes is None:
-            return
-        if chat is None:
-            notes.forget_all()
-            if folder is not None:
-                folder.forget_all()
-            return
-        for fingerprint, keys in notes.forget_chat(chat).items():
-            if fingerprint == self.fingerprint:
-                self._host.remove(keys)
-            if folder is not None:
-                folder.forget(fingerprint, set(keys))
+        if self._notes is not None:
+            gone = forget_kept(self._notes, self._folder, chat)
+            self._host.remove(gone.get(self.fingerprint, ()))
 
     # -- a reader's thread, or the engine's where all is in memory
 
