@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from engine.tiers.chain import BLOCK_TOKENS, root_key
 from engine.tiers.disk_limits import DiskLimits
 from engine.tiers.files import Fact, Files
 from engine.tiers.folder import BlockFolder
 from engine.tiers.kv_block import KvBlock, encode, num_pages
+from engine.tiers.listing import block_name, model_folder
 
 FINGERPRINT = bytes(range(16))
 OTHER = bytes(range(16, 32))
@@ -120,3 +124,25 @@ def bytes_used(root: Path) -> int:
 
 def fact_of(path: Path) -> Fact | None:
     return Files().look(path)
+
+
+CHAIN = make_chain(6)
+SIZE = file_size(CHAIN[0])
+ROOT = root_key(FINGERPRINT)
+posix = pytest.mark.skipif(sys.platform == "win32", reason="permissions and links of POSIX")
+
+
+def pairs(blocks: list[KvBlock]) -> list[tuple[bytes, bytes]]:
+    return [(block.parent, block.key) for block in blocks]
+
+
+def path_of(root: Path, block: KvBlock, fingerprint: bytes = FINGERPRINT) -> Path:
+    return model_folder(root, fingerprint) / block_name(block.parent, block.key)
+
+
+def kept(root: Path, blocks: list[KvBlock], fingerprint: bytes = FINGERPRINT) -> list[bool]:
+    return [path_of(root, block, fingerprint).exists() for block in blocks]
+
+
+def write_all(folder: BlockFolder, blocks: list[KvBlock]) -> None:
+    assert all(folder.write(block) for block in blocks)
